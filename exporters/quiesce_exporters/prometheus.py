@@ -1,0 +1,183 @@
+"""Serves a registry to Prometheus over HTTP: ``GET /metrics`` and ``GET /healthz``.
+
+Rule: nothing that a scraper does can reach the run. Requests are answered on daemon threads, a few at a time,
+with a time limit on the connection, so that slow or too many scrapers only delay each other. The format
+(OpenMetrics or classic text) is what the request's ``Accept`` header asks for. A forked child closes its copy
+of the listening socket, so that it neither serves a frozen copy of the numbers nor keeps the port from being
+bound again. Starting blocks only until the port is bound.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+from prometheus_client.exposition import choose_encoder
+
+from quiesce.errors import PortUnavailableError
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector, CollectorRegistry
+
+__all__ = ["MetricsServer", "serve"]
+
+CONNECTION_SECONDS: Final = 10.0
+"""How long a connection may take to send its request or to take its answer; Prometheus gives up after as
+long."""
+
+_PLAIN: Final = "text/plain; charset=utf-8"
+
+CONCURRENT_SCRAPES: Final = 4
+"""Scrapes that are rendered at a time; further ones are told to come back, so that a storm cannot starve the
+run's GIL."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one connection."""
+
+    timeout = CONNECTION_SECONDS
+    server: _Server
+
+    def do_GET(self) -> None:
+        """Answer a GET request."""
+        url = urlsplit(self.path)
+        if url.path == "/metrics":
+            if not self.server.renders.acquire(blocking=False):
+                self._answer(503, _PLAIN, b"too many scrapes at once\n")
+                return
+            try:
+                self._scrape(parse_qs(url.query).get("name[]", []))
+            finally:
+                self.server.renders.release()
+        elif url.path == "/healthz":
+            self._answer(200, _PLAIN, b"ok\n")
+        else:
+            self._answer(404, _PLAIN, b"there is /metrics and /healthz\n")
+
+    def _scrape(self, wanted: list[str]) -> None:
+        registry: Collector = (
+            self.server.registry.restricted_registry(wanted) if wanted else self.server.registry
+        )
+        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+        body = encode(registry)
+        headers = {}
+        if "gzip" in self.headers.get("Accept-Encoding", ""):
+            body = gzip.compress(body, compresslevel=1)
+            headers["Content-Encoding"] = "gzip"
+        self._answer(200, content_type, body, **headers)
+
+    def _answer(self, status: int, content_type: str, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        # A child that is forked meanwhile inherits the connection, so its end does not end the answer: the
+        # length does.
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's signature
+        """Say nothing: a line per scrape is noise."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # a scraper that hangs must not delay the end of a run
+
+    def __init__(
+        self, address: tuple[str, int], family: socket.AddressFamily, registry: CollectorRegistry
+    ) -> None:
+        self.address_family = family
+        self.registry = registry
+        self.renders = threading.BoundedSemaphore(CONCURRENT_SCRAPES)
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Bind without the reverse look-up of the host's name, which can take seconds."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as the base class
+        """Say nothing: a scraper that hangs up is not the run's concern."""
+
+
+class MetricsServer:
+    """A running endpoint. Made by :func:`serve`.
+
+    Attributes:
+        host: The address that it listens on.
+        port: The port that it listens on.
+    """
+
+    def __init__(self, server: _Server) -> None:
+        self._server = server
+        self.host = str(server.server_address[0])
+        self.port = server.server_port
+        self._closed = False
+        self._thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="quiesce-metrics", daemon=True
+        )
+        self._thread.start()
+        _SERVERS.add(self)
+
+    def close(self) -> None:
+        """Stop listening; requests that are being answered end on their own threads. Twice is once."""
+        if self._closed:
+            return
+        self._closed = True
+        _SERVERS.discard(self)
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def forget(self) -> None:
+        """In a forked child: give up the inherited socket. The serving thread was not inherited."""
+        self._closed = True
+        self._server.socket.close()
+
+
+def serve(registry: CollectorRegistry, host: str, port: int) -> MetricsServer:
+    """Serve a registry.
+
+    Args:
+        registry: What to serve.
+        host: Name or address to listen on.
+        port: Port to listen on; 0 takes any free one.
+
+    Returns:
+        The running endpoint.
+
+    Raises:
+        PortUnavailableError: If the address cannot be bound; ``errno`` of its cause says why.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        server = _Server((str(address[0]), port), family, registry)
+    except (OSError, OverflowError) as error:
+        why = "another process uses it" if getattr(error, "errno", None) == errno.EADDRINUSE else str(error)
+        raise PortUnavailableError(host, port, why) from error
+    return MetricsServer(server)
+
+
+_SERVERS: set[MetricsServer] = set()
+"""Running servers; held here, because a caller that drops the object has not stopped the server."""
+
+
+def _after_fork() -> None:
+    for server in _SERVERS:
+        server.forget()
+    _SERVERS.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

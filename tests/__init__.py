@@ -1,0 +1,1 @@
+"""The tests of Quiesce; README.md says where a new one goes."""

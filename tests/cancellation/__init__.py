@@ -1,0 +1,1 @@
+"""Cancel at every point that can suspend; afterwards the statistics are pristine."""

@@ -1,0 +1,33 @@
+"""Rules that hold for every test: nothing is skipped in silence."""
+
+from collections.abc import Generator
+from typing import cast
+
+import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a skipped test into a failed one: what cannot run is named, never passed over.
+
+    An expected failure (`xfail`) is reported as skipped too, and stays what it is.
+    """
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = cast("tuple[str, int, str]", report.longrepr)[2]
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped, which counts as a failure here: {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Turn a module that skips itself at import into an error of collection, for the same reason."""
+    report = yield
+    if report.skipped:
+        reason = cast("tuple[str, int, str]", report.longrepr)[2]
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid} skipped itself, which counts as a failure here: {reason}"
+    return report

@@ -1,0 +1,1 @@
+"""Named faults; each test asserts that its fault fired."""

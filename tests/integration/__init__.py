@@ -1,0 +1,1 @@
+"""Real processes, real files, real torch."""

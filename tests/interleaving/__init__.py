@@ -1,0 +1,1 @@
+"""Seeded and exhaustive schedules of small scenarios."""

@@ -1,0 +1,1 @@
+"""Hypothesis state machines against small models, and pure functions over generated input."""

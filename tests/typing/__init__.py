@@ -1,0 +1,1 @@
+"""The documented usage, type-checked and never run."""

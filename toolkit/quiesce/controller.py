@@ -1,0 +1,532 @@
+"""The single controller: it runs the rollout pump, the workers, the train pump and the stall watch over one set of owners.
+
+It is framework-neutral. Somebody with another trainer brings a generate function, a train-step function, a source of
+prompts and a trainer-state object::
+
+    controller = Controller(
+        ControllerConfig(groups_per_step=8, generations_per_group=8),
+        generate=generate,                # async (GenerationRequest) -> GroupResult
+        train_step=train_step,            # async (TrainBatch) -> metrics
+        source=SequenceSource(dataset, batch_size=8),
+        trainer_state=StateDictTrainerState({"model": model, "optimizer": optimizer}),
+        folder=RunFolder.open(path, resume=True),
+    )
+    summary = await controller.run(resume=True)
+
+====================  ==================================================  ====================================
+loop                  waits for                                           unblocked by
+====================  ==================================================  ====================================
+rollout pump          see :mod:`quiesce.dispatch`                         the trainer version; freed capacity
+rollout worker        see :mod:`quiesce.rollouts`                         generation; a checkpoint's end
+train pump            see :mod:`quiesce.training`                         commits by workers
+saving                the previous write; open slots                      the writer; slots closing
+====================  ==================================================  ====================================
+
+Rule: one incarnation of a run is one :meth:`Controller.run`. It opens an empty data plane and fills it from the
+checkpoint alone; ``step_0`` is published before the first prompt is read; pumps are cancelled only after the last cut was
+captured. Yield rule: everything suspends but :meth:`Controller.request_stop` and the properties.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
+
+from quiesce.accounting import Accounting
+from quiesce.admission import Admission
+from quiesce.barrier import Cut, DataPlaneCheckpointBarrier, detached
+from quiesce.buffer import ReplayBuffer
+from quiesce.checkpoint.capture import CutSources
+from quiesce.checkpoint.loading import LoadedCheckpoint
+from quiesce.checkpoint.restore import RestoredRun, RestoreTargets, load_newest, restore_into
+from quiesce.checkpoint.saver import Checkpointer, SaveResult
+from quiesce.clears import RowClears
+from quiesce.controller_config import ControllerConfig
+from quiesce.dispatch import RolloutPump
+from quiesce.errors import RunError, SaveRequiredError
+from quiesce.ledger import RolloutLedger
+from quiesce.observers import Hub, default_hub
+from quiesce.owners import Owners
+from quiesce.rollouts import Generate, Rollouts
+from quiesce.sampler_config import build_sampler
+from quiesce.signals import Changed, TrainerVersion
+from quiesce.spares import SparePool
+from quiesce.stalls import StallWatch
+from quiesce.threads import DaemonExecutor
+from quiesce.training import SyncWeights, TrainPump, TrainStep
+
+if TYPE_CHECKING:
+    from quiesce.checkpoint.fence import Fence
+    from quiesce.checkpoint.runfolder import RunFolder
+    from quiesce.checkpoint.trainer_state import TrainerState
+    from quiesce.dataplane.interface import DataPlane
+    from quiesce.invariants.violation import Violation
+    from quiesce.prompts import PromptSource
+
+__all__ = ["Controller", "DataPlaneFactory", "RunSummary", "lmdb_in"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LOG: Final = logging.getLogger("quiesce.controller")
+
+DataPlaneFactory = Callable[[int, DataPlaneCheckpointBarrier], "DataPlane"]
+"""Opens an empty data plane for an incarnation, guarded by a barrier."""
+
+FINAL_SAVE_TRIES: Final = 4
+"""Cuts that a stop attempts: one that fails verification condemns the groups at fault, and the next is judged on its own."""
+
+CLEAR_DEADLINE_SECONDS: Final = 5.0
+"""How long the end of a run waits for rows to be cleared; what is left goes with the incarnation's store."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """How a run ended.
+
+    Attributes:
+        outcome: ``finished`` (every prompt ended, or ``max_steps`` was reached) or ``stopped`` (it was asked to).
+        step: Trained steps along the restored lineage.
+        trainer_version: The trainer version.
+        read: Prompts read, along the restored lineage.
+        trained: Prompts trained, along the restored lineage.
+        dropped: Prompts dropped, by reason.
+        last_save: How the last attempt to save ended.
+        save_failed: Whether that left something unsaved.
+    """
+
+    outcome: Literal["finished", "stopped"]
+    step: int
+    trainer_version: int
+    read: int
+    trained: int
+    dropped: dict[str, int] = field(hash=False)
+    last_save: SaveResult | None
+    save_failed: bool
+
+
+def lmdb_in(folder: Path, *, map_bytes: int | None = None) -> DataPlaneFactory:
+    """Return a factory of LMDB data planes, one folder for each incarnation.
+
+    Args:
+        folder: Where the stores go, usually ``<run folder>/rows``.
+        map_bytes: Size of the sparse map; None takes the backend's default.
+    """
+
+    def opened(incarnation: int, barrier: DataPlaneCheckpointBarrier) -> DataPlane:
+        from quiesce.dataplane.lmdb import LmdbDataPlane
+
+        return LmdbDataPlane(folder, incarnation, map_bytes=map_bytes, barrier=barrier, hub=barrier.hub)
+
+    return opened
+
+
+class Controller:
+    """Runs one incarnation of an asynchronous RL run.
+
+    Args:
+        config: Sizes, limits, sampler.
+        generate: Generates one group; may be cancelled at any await.
+        train_step: Trains one batch; never cancelled.
+        source: Where prompts come from; its batches should have ``config.groups_per_step`` prompts.
+        trainer_state: The trainer's own state: staged between steps, written in the background.
+        folder: The run folder, opened by the caller, who also closes it.
+        sync_weights: Hands the weights of a version to the generation side; awaited once before the first rollout and
+            after every step.
+        dataplane: Opens the data plane; None takes LMDB under the run folder.
+        fence: Keeps generation workers out of a window; None if nothing but the controller makes rows final.
+        verify: Judges a captured cut; None takes every invariant.
+        accept_suspect: Resume from a suspect checkpoint too.
+        hub: Where hooks go; None means the process-wide hub.
+        clock: Monotonic nanoseconds.
+    """
+
+    def __init__(
+        self,
+        config: ControllerConfig,
+        *,
+        generate: Generate,
+        train_step: TrainStep,
+        source: PromptSource,
+        trainer_state: TrainerState,
+        folder: RunFolder,
+        sync_weights: SyncWeights | None = None,
+        dataplane: DataPlaneFactory | None = None,
+        fence: Fence | None = None,
+        verify: Any = None,  # noqa: ANN401 - see Checkpointer
+        accept_suspect: bool = False,
+        hub: Hub | None = None,
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self.config = config
+        self._generate = generate
+        self._train_step = train_step
+        self._source = source
+        self._trainer_state = trainer_state
+        self._folder = folder
+        self._sync_weights = sync_weights
+        self._open_dataplane = lmdb_in(folder.path / "rows") if dataplane is None else dataplane
+        self._fence = fence
+        self._verify = verify
+        self._accept_suspect = accept_suspect
+        self._hub = default_hub() if hub is None else hub
+        self._clock = clock
+        self._executor = DaemonExecutor("quiesce-controller", 2)
+        self._changed = Changed()
+        self._owners: Owners | None = None
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._condemned: list[str] = []
+        self._saved_step = -1
+
+    def request_stop(self) -> None:
+        """Ask the run to save and end; on the loop's thread. A running train step is finished first."""
+        if not self._stopping:
+            self._stopping = True
+            self._state("stopping")
+            self._changed.notify()
+
+    @property
+    def owners(self) -> Owners:
+        """The owners of the run's groups.
+
+        Raises:
+            RunError: Before :meth:`run` has built them.
+        """
+        if self._owners is None:
+            raise RunError("the controller has not been started")
+        return self._owners
+
+    async def run(self, *, resume: bool = False) -> RunSummary:
+        """Run until every prompt ended, enough steps were taken, or a stop was requested.
+
+        Args:
+            resume: Go on from the newest usable checkpoint of the run folder.
+
+        Raises:
+            CheckpointError: If a resume is refused, or ``step_0`` cannot be published.
+            RunError: If the run is stuck, or a group can neither be finished nor dropped.
+            Exception: What the train-step function raises.
+        """
+        self._state("starting")
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                summary = await self._run(stack, resume=resume)
+        except BaseException as error:
+            self._state("stopping" if isinstance(error, asyncio.CancelledError) else "failed")
+            raise
+        finally:
+            self._executor.shutdown(wait=False)
+        self._state("failed" if summary.save_failed else "finished")
+        return summary
+
+    # ------------------------------------------------------------------------------------------------ the run
+
+    async def _run(self, stack: contextlib.AsyncExitStack, *, resume: bool) -> RunSummary:
+        stack.push_async_callback(self._source.close)
+        loaded = await self._load() if resume else None
+        incarnation = await self._blocking(self._folder.next_incarnation)
+        barrier = DataPlaneCheckpointBarrier(hub=self._hub)
+        dataplane = await self._blocking(self._open_dataplane, incarnation, barrier)
+        stack.push_async_callback(self._blocking, dataplane.close)
+        owners = self._build(barrier, dataplane)
+        admission = Admission(
+            barrier, owners.sampler, owners.ledger, owners.buffer, owners.versions, hub=self._hub
+        )
+        admission.check_capacity(owners.capacity, owners.groups_per_step)
+        if loaded is not None:
+            await self._restore(loaded, owners, admission, dataplane)
+        self._owners = owners
+        owners.clears.start()
+        stack.push_async_callback(owners.clears.close, CLEAR_DEADLINE_SECONDS)
+        checkpointer = self._checkpointer(owners, admission, dataplane, loaded)
+        stack.push_async_callback(checkpointer.close)
+        if self._sync_weights is not None:
+            await self._sync_weights(owners.versions.value)
+        if loaded is None:
+            await self._save_start(checkpointer)
+        self._saved_step = owners.step
+
+        rollouts = Rollouts(
+            owners,
+            dataplane,
+            self._source,
+            self._generate,
+            self.config,
+            fail=self._fail,
+            hub=self._hub,
+            clock=self._clock,
+        )
+        stack.push_async_callback(rollouts.close)
+        dispatching = self._background(
+            stack, RolloutPump(owners, self._source, admission, rollouts, self.config).run(), "rollout pump"
+        )
+        watch = StallWatch(
+            owners,
+            report_seconds=self.config.stall_report_seconds,
+            abort_seconds=self.config.stall_abort_seconds,
+            fail=self._fail,
+            hub=self._hub,
+        )
+        _ = self._background(stack, watch.run(), "stall watch")
+        pump = TrainPump(
+            owners,
+            dataplane,
+            rollouts,
+            train_step=self._train_step,
+            sync_weights=self._sync_weights,
+            between_steps=lambda: self._between_steps(checkpointer, admission, rollouts),
+            interrupted=lambda: self._stopping or self._failure is not None,
+            config=self.config,
+            hub=self._hub,
+            trained=lambda step, groups: self._folder.journal.append(
+                "trained", incarnation, step=step, groups=groups
+            ),
+            clock=self._clock,
+        )
+        if not self._stopping:
+            self._state("running")
+        await self._train(pump, watch)
+        if self._failure is not None:
+            raise self._failure
+        if admission.path == "fallback":
+            # It may stand at its gate inside a slot, which the last cut would wait for in vain. Cancelled there it takes
+            # its admission back; the batch stays reserved.
+            dispatching.cancel()
+            await asyncio.wait({dispatching})
+        last = await self._save_end(checkpointer, admission, rollouts)
+        totals = owners.accounting.statistics()
+        done = owners.finished or not self._stopping
+        return RunSummary(
+            outcome="finished" if done else "stopped",
+            step=owners.step,
+            trainer_version=owners.versions.value,
+            read=totals.read,
+            trained=totals.trained,
+            dropped=dict(totals.dropped),
+            last_save=last,
+            save_failed=checkpointer.last_failed,
+        )
+
+    async def _train(self, pump: TrainPump, watch: StallWatch) -> None:
+        """Run the train pump; a failure that only ending it can answer (a hung train step) ends it."""
+        task = detached(pump.run(), name="train pump")
+        halted = detached(self._changed.wait_until(lambda: watch.halted), name="halt watch")
+        try:
+            await asyncio.wait({task, halted}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and watch.halted:
+                task.cancel()  # a step that hangs would never see the failure
+            await asyncio.wait({task})
+        finally:
+            for pending in (task, halted):
+                pending.cancel()
+            await asyncio.wait({task, halted})
+        if task.cancelled():
+            if not task.cancelling():
+                raise RunError("a train step, or what the train pump awaited, was cancelled from inside")
+        elif (error := task.exception()) is not None:
+            raise error
+
+    def _build(self, barrier: DataPlaneCheckpointBarrier, dataplane: DataPlane) -> Owners:
+        config = self.config
+        sampler = build_sampler(config.sampler, barrier, self._hub)
+        ledger = RolloutLedger(barrier)
+        return Owners(
+            barrier=barrier,
+            sampler=sampler,
+            versions=TrainerVersion(hub=self._hub),
+            ledger=ledger,
+            spares=SparePool(barrier),
+            buffer=ReplayBuffer(barrier, ledger, dataplane),
+            accounting=Accounting(barrier),
+            clears=RowClears(dataplane),
+            capacity=config.capacity(sampler.required_capacity(config.groups_per_step)),
+            groups_per_step=config.groups_per_step,
+            min_step_batch_fraction=config.min_step_batch_fraction,
+            position=self._source.start,
+            changed=self._changed,
+        )
+
+    def _background(
+        self, stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None], name: str
+    ) -> asyncio.Task[None]:
+        task = detached(work, name=name)
+
+        def ended(done: asyncio.Task[Any]) -> None:
+            if done.cancelled():
+                if (
+                    not done.cancelling()
+                ):  # nobody asked for it, and without this task the run would stand still
+                    self._fail(RunError(f"the {name} was cancelled from inside"))
+            elif (error := done.exception()) is not None:
+                self._fail(error)
+
+        async def stopped() -> None:
+            task.cancel()
+            await asyncio.wait({task})
+
+        task.add_done_callback(ended)
+        stack.push_async_callback(stopped)
+        return task
+
+    def _fail(self, error: BaseException) -> None:
+        """Note what ends the run; the first error counts."""
+        if self._failure is None:
+            self._failure = error
+        else:
+            _LOG.error("a further failure while the run ends: %r", error)
+        self._changed.notify()
+
+    # ----------------------------------------------------------------------------------------- save and restore
+
+    def _checkpointer(
+        self, owners: Owners, admission: Admission, dataplane: DataPlane, loaded: LoadedCheckpoint | None
+    ) -> Checkpointer:
+        before = 0 if loaded is None else loaded.state.sampler.admissions
+        return Checkpointer(
+            CutSources(
+                barrier=owners.barrier,
+                sampler_state=lambda: owners.sampler_state(before + admission.committed),
+                position=lambda: owners.position,
+                accounting=owners.accounting,
+                spares=owners.spares,
+                buffer=owners.buffer,
+                ledger=owners.ledger,
+                dataplane=dataplane,
+                hub=self._hub,
+            ),
+            self._trainer_state,
+            self._folder,
+            fence=self._fence,
+            restored=None if loaded is None else loaded.state,
+            keep=self.config.keep_checkpoints,
+            drain_timeout=self.config.drain_timeout_seconds,
+            gate_window=self._gate_window(loaded),
+            verify=self._verify,
+            on_suspect=self._suspect,
+            clock=self._clock,
+        )
+
+    def _gate_window(self, loaded: LoadedCheckpoint | None) -> int | None:
+        """Return how far the cursor may be ahead of the version in a sound cut.
+
+        A resume with a smaller lookahead finds a cursor further ahead than its gate would now admit: that is no violation,
+        and the distance only shrinks until the gate opens again.
+        """
+        window = self.config.sampler.gate_window
+        if window is None or loaded is None:
+            return window
+        return max(window, loaded.state.sampler.cursor - loaded.state.trainer_version)
+
+    async def _load(self) -> LoadedCheckpoint:
+        return await self._blocking(
+            load_newest, self._folder.path, accept_suspect=self._accept_suspect, hub=self._hub
+        )
+
+    async def _restore(
+        self, loaded: LoadedCheckpoint, owners: Owners, admission: Admission, dataplane: DataPlane
+    ) -> None:
+        def apply(_cut: Cut, restored: RestoredRun) -> None:
+            owners.position = position
+            owners.next_admission_id = restored.next_admission_id
+            owners.step = restored.step
+
+        position = await self._source.seek(loaded.state.position)
+        await self._trainer_state.load(loaded.trainer_directory)
+        await restore_into(
+            loaded,
+            RestoreTargets(
+                barrier=owners.barrier,
+                sampler=owners.sampler,
+                accounting=owners.accounting,
+                spares=owners.spares,
+                buffer=owners.buffer,
+                ledger=owners.ledger,
+                dataplane=dataplane,
+                versions=owners.versions,
+                admission=admission,
+                capacity=owners.capacity,
+                apply=apply,
+                hub=self._hub,
+            ),
+            incarnation=dataplane.incarnation,
+            clock=self._clock,
+        )
+        await self._blocking(
+            self._folder.record_restored,
+            loaded.state.cut_id,
+            step=loaded.state.step,
+            source_incarnation=loaded.state.incarnation,
+            parent_cut=loaded.state.parent_cut,
+        )
+
+    async def _save_start(self, checkpointer: Checkpointer) -> None:
+        """Publish ``step_0``, so that there is always something to resume."""
+        await checkpointer.save(step=0, trainer_version=0, reason="start")
+        result = await checkpointer.wait()
+        result = checkpointer.last if result is None else result
+        if result is None or result.outcome != "completed":
+            raise SaveRequiredError(
+                0, "" if result is None else f"{result.outcome}: {result.error or result.reason}"
+            )
+
+    async def _between_steps(
+        self, checkpointer: Checkpointer, admission: Admission, rollouts: Rollouts
+    ) -> None:
+        """Book what a verification condemned; save if it is time."""
+        owners = self.owners
+        await self._book_condemned(rollouts)
+        last = checkpointer.last
+        if last is not None and last.halt:
+            raise SaveRequiredError(last.step, "an invariant whose policy is to halt the run is broken")
+        due = owners.step % self.config.save_every_steps == 0 and owners.step != self._saved_step
+        if due and not self._stopping and not owners.finished:
+            self._saved_step = owners.step
+            result = await checkpointer.save(step=owners.step, trainer_version=owners.versions.value)
+            admission.note_checkpoint(result.error)
+
+    async def _save_end(
+        self, checkpointer: Checkpointer, admission: Admission, rollouts: Rollouts
+    ) -> SaveResult | None:
+        """Capture until a cut is published, or nothing has changed since one was."""
+        owners = self.owners
+        for _ in range(FINAL_SAVE_TRIES):
+            await checkpointer.wait()
+            await self._book_condemned(rollouts)
+            result = await checkpointer.save(
+                step=owners.step, trainer_version=owners.versions.value, reason="stop"
+            )
+            admission.note_checkpoint(result.error)
+            await checkpointer.wait()
+            if not checkpointer.last_failed:
+                break
+        return checkpointer.last
+
+    def _suspect(self, violations: list[Violation]) -> None:
+        self._condemned.extend(group for violation in violations for group in violation.groups)
+        self._changed.notify()
+
+    async def _book_condemned(self, rollouts: Rollouts) -> None:
+        """Drop the groups that a refused cut blamed, so that the next cut is judged on its own."""
+        if not self._condemned:
+            return
+        names, self._condemned = tuple(dict.fromkeys(self._condemned)), []
+        async with self.owners.barrier.mutation("group_removal") as cut:
+            gone = self.owners.condemn(cut, names)
+        rollouts.cancel(gone)
+        _LOG.error(
+            "dropped after a refused checkpoint: %s", ", ".join(gone) or "none of them is owned any more"
+        )
+
+    def _state(self, state: str) -> None:
+        if self._hub.run_state_changed:
+            self._hub.fire("run_state_changed", state)
+
+    async def _blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.wrap_future(self._executor.submit(function, *args, **kwargs))

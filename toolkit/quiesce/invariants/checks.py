@@ -1,0 +1,520 @@
+"""One named pure function for each invariant that a cut can be judged by, captured or read back from disk.
+
+Each takes the cut and what else is known, and returns what does not hold; an empty list means that it holds,
+or that the facts to tell are not known. Bitmaps are compared as integers, so an epoch of a million prompts
+costs microseconds.
+
+Rule: pure. No check changes anything, reads a file or a clock, or depends on another. Nothing here suspends.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from quiesce.invariants.violation import Severity, Violation
+from quiesce.types import BufferEntry, GroupRecord, PromptRef, RowKey
+
+if TYPE_CHECKING:
+    from quiesce.accounting import AccountingState, EpochAccount
+    from quiesce.checkpoint.cut import CutState
+    from quiesce.invariants.facts import CutFacts
+
+__all__ = [
+    "conservation",
+    "cursor_covers_buffer",
+    "cursor_within_lookahead",
+    "cut_is_one_instant",
+    "digest_matches",
+    "rows_not_orphaned",
+    "rows_present",
+    "single_owner",
+    "versions_grow",
+]
+
+_NAMED: Final = 5
+"""How many ids a message spells out; a violation's ``groups`` has them all."""
+
+
+def single_owner(state: CutState, facts: CutFacts) -> list[Violation]:
+    """No group is in two of ledger, spares, buffer, training."""
+    owners: dict[str, list[str]] = defaultdict(list)
+    for owner, ids in (
+        ("ledger", (record.group_id for record in state.ledger)),
+        ("spares", (ref.group_id for ref in state.spares)),
+        ("buffer", (entry.group_id for entry in state.ready)),
+        ("training", (entry.group_id for entry in state.claimed)),
+    ):
+        for group_id in ids:
+            owners[group_id].append(owner)
+    groups_by_owners: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for group_id, found in owners.items():
+        if len(found) > 1:
+            groups_by_owners[tuple(found)].append(group_id)
+    return [
+        _found(
+            "single_owner",
+            state,
+            f"{_names(groups)} {_are(groups)} owned by {' and '.join(found)} at once",
+            groups=groups,
+            owners=found,
+            evidence={"owners": list(found)},
+        )
+        for found, groups in groups_by_owners.items()
+    ]
+
+
+def conservation(state: CutState, facts: CutFacts) -> list[Violation]:
+    """Per epoch and along the lineage: every position read is owned, trained or dropped, exactly once."""
+    found: list[Violation] = []
+    account = state.accounting
+    owned, crowded = _owned_positions(state)
+    closed = account.closed
+    ended = closed.trained + sum(closed.dropped.values())
+    if closed.read != ended:
+        found.append(
+            _found(
+                "conservation",
+                state,
+                f"the epochs that are over read {closed.read} prompts and ended {ended}",
+                evidence={"read": closed.read, "ended": ended},
+            )
+        )
+    found += [
+        _positions(state, epoch, positions, "owned twice", "two groups stand for one position")
+        for epoch, positions in crowded.items()
+    ]
+    epochs = {epoch.epoch: epoch for epoch in account.open}
+    for number in sorted(owned.keys() | epochs.keys()):
+        if number in epochs:
+            found += _judge_epoch(state, epochs[number], owned.get(number, 0))
+        else:
+            why = "the epoch is over" if number < closed.epochs else "they were never read"
+            found.append(_positions(state, number, owned[number], "owned", why))
+    found += _judge_position(state)
+    if facts.parent is not None:
+        found += _judge_lineage(state, facts.parent)
+    return found
+
+
+def cursor_covers_buffer(state: CutState, facts: CutFacts) -> list[Violation]:
+    """The dispatch cursor is at or past every stamped target step in buffer and ledger."""
+    cursor = state.sampler.cursor
+    ahead = {
+        item.group_id: item.target_step
+        for item in _groups(state)
+        if item.target_step is not None and item.target_step > cursor
+    }
+    if not ahead:
+        return []
+    groups = tuple(ahead)
+    return [
+        _found(
+            "cursor_covers_buffer",
+            state,
+            f"the dispatch cursor is {cursor}, but {_names(groups)} {_are(groups)} stamped with step "
+            f"{max(ahead.values())}: cursor and groups come from two different moments",
+            groups=groups,
+            evidence={"cursor": cursor, "target_steps": ahead},
+        )
+    ]
+
+
+def cursor_within_lookahead(state: CutState, facts: CutFacts) -> list[Violation]:
+    """No admission behind a shut gate, every one counted by the cursor, no step stamped for two."""
+    name, sampler, found = "cursor_within_lookahead", state.sampler, []
+    if sampler.admissions != sampler.cursor + 1:
+        found.append(
+            _found(
+                name,
+                state,
+                f"the dispatch cursor is {sampler.cursor} after {sampler.admissions} committed admissions",
+                evidence={"cursor": sampler.cursor, "admissions": sampler.admissions},
+            )
+        )
+    # A restore may narrow the window: then the cursor stays where it is until the trainer has caught up.
+    admitted = facts.parent is None or sampler.cursor > facts.parent.sampler.cursor
+    if (
+        facts.gate_window is not None
+        and admitted
+        and sampler.cursor > state.trainer_version + facts.gate_window
+    ):
+        found.append(
+            _found(
+                name,
+                state,
+                f"the dispatch cursor is {sampler.cursor}, but at trainer version {state.trainer_version} "
+                f"the gate shuts at {state.trainer_version + facts.gate_window}",
+                evidence={
+                    "cursor": sampler.cursor,
+                    "trainer_version": state.trainer_version,
+                    "gate_window": facts.gate_window,
+                },
+            )
+        )
+    items = tuple(_groups(state))
+    unminted = [item.group_id for item in items if item.admission_id >= sampler.next_admission_id]
+    if unminted:
+        found.append(
+            _found(
+                name,
+                state,
+                f"the next admission id is {sampler.next_admission_id}, but {_names(unminted)} "
+                f"{_are(unminted)} of that admission or a later one",
+                groups=unminted,
+                evidence={"next_admission_id": sampler.next_admission_id},
+            )
+        )
+    stamped: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for item in items:
+        if item.target_step is not None:
+            stamped[item.target_step][item.admission_id].append(item.group_id)
+    for step, admissions in sorted(stamped.items()):
+        if len(admissions) > 1:
+            groups = [group_id for ids in admissions.values() for group_id in ids]
+            found.append(
+                _found(
+                    name,
+                    state,
+                    f"step {step} is stamped for {len(admissions)} admissions: {_names(groups)}",
+                    groups=groups,
+                    evidence={"target_step": step, "admissions": sorted(admissions)},
+                )
+            )
+    return found
+
+
+def cut_is_one_instant(state: CutState, facts: CutFacts) -> list[Violation]:
+    """All six artifacts carry the cut's id and mutation version."""
+    from quiesce.checkpoint.cut import PARTS
+
+    wrong: dict[str, Any] = {}
+    for part in PARTS:
+        stamp = state.stamps.get(part)
+        if stamp is None:
+            wrong[part] = None
+        elif (stamp.cut_id, stamp.mutation_version) != (state.cut_id, state.mutation_version):
+            wrong[part] = {"cut_id": stamp.cut_id, "mutation_version": stamp.mutation_version}
+    if not wrong:
+        return []
+    return [
+        _found(
+            "cut_is_one_instant",
+            state,
+            f"{', '.join(wrong)} {_are(wrong)} not of cut {state.cut_id} at mutation version "
+            f"{state.mutation_version}",
+            evidence={"mutation_version": state.mutation_version, "parts": wrong},
+        )
+    ]
+
+
+def rows_present(state: CutState, facts: CutFacts) -> list[Violation]:
+    """Every row that the index names is there; on disk, only those and staged rows of ledger groups are."""
+    if facts.rows is None:
+        return []
+    present = facts.rows.present
+    missing = [key for entry in state.entries for key in entry.keys if key not in present]
+    found = []
+    if missing:
+        groups = tuple(dict.fromkeys(key.group_id for key in missing))
+        found.append(
+            _found(
+                "rows_present",
+                state,
+                f"{len(missing)} rows of {_names(groups)} are missing, first {missing[0].encode()}",
+                groups=groups,
+                evidence={"missing": [key.encode() for key in missing]},
+            )
+        )
+    if facts.rows.on_disk:
+        extra = sorted(key.encode() for key in _unowned(state, present))
+        if extra:
+            found.append(
+                _found(
+                    "rows_present",
+                    state,
+                    f"{len(extra)} rows belong to no group of the cut, first {extra[0]}",
+                    groups=tuple(dict.fromkeys(RowKey.decode(key).group_id for key in extra)),
+                    evidence={"extra": extra},
+                )
+            )
+    return found
+
+
+def rows_not_orphaned(state: CutState, facts: CutFacts) -> list[Violation]:
+    """Live rows beyond the index are staged rows of ledger groups, or wait for a clear."""
+    if facts.rows is None or facts.rows.on_disk or facts.rows.settling is None:
+        return []
+    settling = facts.rows.settling
+    orphans = sorted(key.encode() for key in _unowned(state, facts.rows.present) if key not in settling)
+    if not orphans:
+        return []
+    groups = tuple(dict.fromkeys(RowKey.decode(key).group_id for key in orphans))
+    return [
+        _found(
+            "rows_not_orphaned",
+            state,
+            f"{len(orphans)} rows have no owner and wait for no clear, first {orphans[0]}",
+            severity="warning",
+            groups=groups,
+            evidence={"orphans": orphans},
+        )
+    ]
+
+
+def digest_matches(state: CutState, facts: CutFacts) -> list[Violation]:
+    """The ledger's digest and count are what the rows' metadata and the manifest carry."""
+    if facts.seals is None:
+        return []
+    from quiesce.checkpoint.documents import ledger_digest
+
+    records = state.ledger_minus_buffer()
+    digest = ledger_digest(records)
+    return [
+        _found(
+            "digest_matches",
+            state,
+            f"{seal.where} was written with a ledger of {seal.count} groups and digest {seal.digest[:12]}, "
+            f"but the ledger has {len(records)} and {digest[:12]}",
+            evidence={
+                "where": seal.where,
+                "digest": seal.digest,
+                "count": seal.count,
+                "ledger_digest": digest,
+                "ledger_count": len(records),
+            },
+        )
+        for seal in facts.seals
+        if (seal.digest, seal.count) != (digest, len(records))
+    ]
+
+
+def versions_grow(state: CutState, facts: CutFacts) -> list[Violation]:
+    """Trainer version, mutation version, step, cursor and incarnation never go back within a lineage."""
+    parent = facts.parent
+    if parent is None:
+        return []
+    back = {
+        name: {"parent": before, "now": now}
+        for name, before, now in (
+            ("trainer version", parent.trainer_version, state.trainer_version),
+            ("mutation version", parent.mutation_version, state.mutation_version),
+            ("step", parent.step, state.step),
+            ("dispatch cursor", parent.sampler.cursor, state.sampler.cursor),
+            ("next admission id", parent.sampler.next_admission_id, state.sampler.next_admission_id),
+            ("incarnation", parent.incarnation, state.incarnation),
+        )
+        if now < before
+    }
+    if not back:
+        return []
+    said = ", ".join(f"{name} from {values['parent']} to {values['now']}" for name, values in back.items())
+    return [
+        _found(
+            "versions_grow",
+            state,
+            f"went back since cut {parent.cut_id}: {said}",
+            evidence={"parent_cut": parent.cut_id, "back": back},
+        )
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- helpers
+
+
+def _found(
+    invariant: str,
+    state: CutState,
+    message: str,
+    *,
+    severity: Severity = "critical",
+    groups: Iterable[str] = (),
+    owners: Iterable[str] = (),
+    evidence: dict[str, Any],
+) -> Violation:
+    return Violation(invariant, severity, message, tuple(groups), tuple(owners), state.cut_id, evidence)
+
+
+def _groups(state: CutState) -> Iterator[GroupRecord | BufferEntry]:
+    yield from state.ledger
+    yield from state.entries
+
+
+def _names(ids: Sequence[str]) -> str:
+    head = ", ".join(ids[:_NAMED])
+    more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+    return f"group{'s' if len(ids) > 1 else ''} {head}{more}"
+
+
+def _are(items: Collection[object]) -> str:
+    return "is" if len(items) == 1 else "are"
+
+
+def _bits(bitmap: int) -> Iterator[int]:
+    while bitmap:
+        low = bitmap & -bitmap
+        yield low.bit_length() - 1
+        bitmap ^= low
+
+
+def _owned_positions(state: CutState) -> tuple[dict[int, int], dict[int, int]]:
+    """Return, by epoch, the bitmaps of owned positions and of those that two groups stand for."""
+    refs: dict[str, PromptRef] = {ref.group_id: ref for ref in state.spares}
+    # A group in two owners is one group here: that is single_owner's to report.
+    refs |= {item.group_id: item.prompt for item in _groups(state)}
+    positions: dict[int, list[int]] = defaultdict(list)
+    for ref in refs.values():
+        positions[ref.epoch].append(ref.position)
+    owned: dict[int, int] = {}
+    crowded: dict[int, int] = {}
+    for epoch, found in positions.items():
+        owned[epoch] = _bitmap(found)
+        if owned[epoch].bit_count() != len(found):
+            crowded[epoch] = _bitmap(position for position in set(found) if found.count(position) > 1)
+    return owned, crowded
+
+
+def _bitmap(positions: Iterable[int]) -> int:
+    found = sorted(positions)
+    bits = bytearray((found[-1] >> 3) + 1 if found else 0)
+    for position in found:
+        bits[position >> 3] |= 1 << (position & 7)
+    return int.from_bytes(bits, "little")
+
+
+def _judge_epoch(state: CutState, account: EpochAccount, owned: int) -> Iterator[Violation]:
+    trained, dropped = int.from_bytes(account.trained, "little"), int.from_bytes(account.dropped, "little")
+    everything = (1 << account.read) - 1
+    for positions, what, why in (
+        (trained & dropped, "both trained and dropped", "they ended twice"),
+        ((trained | dropped) & owned, "owned", "they ended already"),
+        (everything & ~(trained | dropped | owned), "lost", "they were read, have no owner and did not end"),
+        ((trained | dropped | owned) & ~everything, "owned or ended", "they were never read"),
+    ):
+        if positions:
+            yield _positions(state, account.epoch, positions, what, why)
+    if sum(account.reasons.values()) != dropped.bit_count():
+        yield _found(
+            "conservation",
+            state,
+            f"epoch {account.epoch}: {dropped.bit_count()} positions are dropped, but the reasons count "
+            f"{sum(account.reasons.values())}",
+            evidence={
+                "epoch": account.epoch,
+                "dropped": dropped.bit_count(),
+                "reasons": dict(account.reasons),
+            },
+        )
+
+
+def _judge_position(state: CutState) -> Iterator[Violation]:
+    """The committed position and the account were set in one step, so they agree."""
+    account, position = state.accounting, state.position
+    by_epoch = {epoch.epoch: epoch for epoch in account.open}
+    newest = (
+        account.closed.epochs + len(account.open) - 1
+    )  # the last epoch that anything was read of; −1 for none
+    if position.epoch in by_epoch:
+        counted = by_epoch[position.epoch].read
+        agree = position.epoch == newest and position.position == counted
+    else:
+        # Before the first prompt of an epoch, or after the last of one whose prompts have all ended.
+        counted = 0
+        agree = (position.epoch == newest + 1 and position.position == 0) or (
+            position.epoch == newest and newest < account.closed.epochs
+        )
+    if not agree:
+        yield _found(
+            "conservation",
+            state,
+            f"the dataset counts as read up to epoch {position.epoch} position {position.position}, but the "
+            f"account has {counted} positions there and epoch {newest} as its newest",
+            evidence={
+                "epoch": position.epoch,
+                "position": position.position,
+                "counted": counted,
+                "newest": newest,
+            },
+        )
+
+
+def _judge_lineage(state: CutState, parent: CutState) -> Iterator[Violation]:
+    """What a parent cut recorded as read, trained or dropped, its child records too."""
+    before, now = parent.accounting, state.accounting
+    lost = {
+        name: {"parent": old, "now": new}
+        for name, old, new in (
+            ("epochs that are over", before.closed.epochs, now.closed.epochs),
+            ("read", before.read, now.read),
+            ("trained", before.trained, now.trained),
+            ("dropped", before.dropped, now.dropped),
+        )
+        if new < old
+    }
+    if lost:
+        said = ", ".join(
+            f"{name} from {values['parent']} to {values['now']}" for name, values in lost.items()
+        )
+        yield _found(
+            "conservation",
+            state,
+            f"the account shrank since cut {parent.cut_id}: {said}",
+            evidence={"parent_cut": parent.cut_id, "shrank": lost},
+        )
+    if before.closed.epochs == now.closed.epochs and before.closed != now.closed:
+        yield _found(
+            "conservation",
+            state,
+            f"the totals of the epochs that are over have changed since cut {parent.cut_id}",
+            evidence={"parent_cut": parent.cut_id, "epochs": now.closed.epochs},
+        )
+    yield from _judge_bitmaps(state, parent, before, now)
+
+
+def _judge_bitmaps(
+    state: CutState, parent: CutState, before: AccountingState, now: AccountingState
+) -> Iterator[Violation]:
+    current = {epoch.epoch: epoch for epoch in now.open}
+    for old in before.open:
+        new = current.get(old.epoch)
+        if new is None:  # folded since, or gone: the totals tell
+            continue
+        for how, was, has in (("trained", old.trained, new.trained), ("dropped", old.dropped, new.dropped)):
+            forgotten = int.from_bytes(was, "little") & ~int.from_bytes(has, "little")
+            if forgotten:
+                yield _positions(
+                    state, old.epoch, forgotten, f"no longer {how}", f"cut {parent.cut_id} has them {how}"
+                )
+        if new.read < old.read or (old.ended and (not new.ended or new.read != old.read)):
+            yield _found(
+                "conservation",
+                state,
+                f"epoch {old.epoch}: {new.read} positions read, but cut {parent.cut_id} has {old.read}"
+                f"{' and its end' if old.ended else ''}",
+                evidence={
+                    "epoch": old.epoch,
+                    "read": new.read,
+                    "parent_read": old.read,
+                    "parent_ended": old.ended,
+                },
+            )
+
+
+def _positions(state: CutState, epoch: int, positions: int, what: str, why: str) -> Violation:
+    found = list(_bits(positions))
+    groups = [PromptRef(epoch, position, 0).group_id for position in found]
+    return _found(
+        "conservation",
+        state,
+        f"{_names(groups)} {_are(groups)} {what}: {why}",
+        groups=groups,
+        evidence={"fault": what, "epoch": epoch, "positions": found},
+    )
+
+
+def _unowned(state: CutState, present: Collection[RowKey]) -> set[RowKey]:
+    """Return the rows that are neither named by the index nor staged for a ledger group's current attempt."""
+    named = {key for entry in state.entries for key in entry.keys}
+    waiting = {(record.group_id, record.attempt) for record in state.ledger_minus_buffer()}
+    return {key for key in present if key not in named and (key.group_id, key.attempt) not in waiting}

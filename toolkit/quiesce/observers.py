@@ -1,0 +1,244 @@
+"""The hooks that primitives call, and the hub that carries them to whoever listens.
+
+Rule: telemetry can never hurt the training. A hook is called synchronously after the state change that it
+reports is complete; it must not await, block, or call back into the primitive. What it raises is logged once
+per hook, counted each time, and swallowed (``strict=True`` raises it again, for tests). Nothing here
+suspends.
+
+An observer is a plain object with any of the methods of :class:`Observer`; it need not inherit from it. Hooks
+take plain arguments because building an event object costs more than the call. Durations are nanoseconds
+(``ns``), measured once, by the primitive.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from asyncio import CancelledError
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["HOOKS", "Hub", "Observer", "default_hub"]
+
+_LOG: Final = logging.getLogger("quiesce.observers")
+
+
+class Observer:
+    """The catalogue of hooks: what each reports, and its arguments. Every method is optional.
+
+    Hooks come in pairs that name an ``outcome``: ``completed``, ``failed``, ``cancelled``, ``skipped`` or
+    ``refused``.
+    """
+
+    def slot_opened(self, kind: str, wait_ns: int) -> None:
+        """A mutation slot opened after waiting ``wait_ns``."""
+
+    def slot_closed(self, kind: str, wait_ns: int, hold_ns: int, outcome: str) -> None:
+        """A mutation slot closed after being held for ``hold_ns``."""
+
+    def slot_wait_abandoned(self, kind: str, wait_ns: int, outcome: str) -> None:
+        """A slot that was still waiting was given up."""
+
+    def window_requested(self, window_id: str) -> None:
+        """A checkpoint asked for the exclusive side; the drain begins when it is the next to be served."""
+
+    def window_opened(
+        self, window_id: str, drain_ns: int, delayed_by: tuple[tuple[str, str, int, int], ...]
+    ) -> None:
+        """The exclusive side is held.
+
+        ``delayed_by`` has (kind, task name, from ns, to ns) for each slot that was waited for: the part of
+        the drain, counted from its request, in which that slot was open.
+        """
+
+    def window_closed(self, window_id: str, drain_ns: int, exclusive_ns: int, outcome: str) -> None:
+        """The exclusive side was released."""
+
+    def window_abandoned(
+        self, window_id: str, drain_ns: int, outcome: str, delayed_by: tuple[tuple[str, str, int, int], ...]
+    ) -> None:
+        """A checkpoint gave up before it was exclusive (drain timeout, cancellation)."""
+
+    def cut_part_captured(self, cut_id: str, part: str, ns: int) -> None:
+        """One of the six artifacts was captured inside the window."""
+
+    def phase_started(self, cut_id: str, phase: str) -> None:
+        """A phase of a checkpoint began."""
+
+    def phase_ended(self, cut_id: str, phase: str, ns: int, outcome: str) -> None:
+        """A phase of a checkpoint ended."""
+
+    def checkpoint_ended(
+        self,
+        cut_id: str,
+        step: int,
+        outcome: str,
+        reason: str,
+        groups: Mapping[str, int],
+        rows: int,
+        num_bytes: int,
+    ) -> None:
+        """One attempt to save ended; ``groups`` counts the captured groups by owner."""
+
+    def trainer_stalled(self, cause: str, ns: int) -> None:
+        """The train pump was held up by saving: ``previous_write``, ``fence``, ``window`` or ``stage``."""
+
+    def owner_moved(self, group_id: str, source: str, target: str, reason: str) -> None:
+        """A group changed hands. ``source`` may be ``read``; ``target`` may be ``trained`` or ``dropped``."""
+
+    def prompts_read(self, count: int) -> None:
+        """Prompts were read and counted."""
+
+    def admission_waited(self, ns: int) -> None:
+        """The wait at the admission gate ended."""
+
+    def admission_committed(self, path: str, cursor: int, target_step: int | None, groups: int) -> None:
+        """A batch was admitted by the ``transactional`` or the ``fallback`` path."""
+
+    def sampler_fell_back(self, sampler: str) -> None:
+        """A custom sampler has a one-piece ``admit()``, so its gate wait holds a slot."""
+
+    def version_advanced(self, version: int) -> None:
+        """The trainer version advanced."""
+
+    def train_step_ended(
+        self, step: int, version: int, ns: int, groups: int, outcome: str, metrics: Mapping[str, float]
+    ) -> None:
+        """An optimizer step ended (``skipped``: a step whose target was 0 groups)."""
+
+    def train_idled(self, cause: str, ns: int) -> None:
+        """The train pump waited, for ``groups`` or for a ``sync`` of weights."""
+
+    def rollout_ended(self, group_id: str, attempt: int, ns: int, outcome: str, tokens: int) -> None:
+        """A rollout attempt ended."""
+
+    def dataplane_operated(self, op: str, ns: int, rows: int, outcome: str) -> None:
+        """The data plane finished ``put``, ``get``, ``clear``, ``keys``, ``snapshot`` or ``write``."""
+
+    def restore_ended(
+        self, outcome: str, reason: str, parts: Mapping[str, int], groups: Mapping[str, int]
+    ) -> None:
+        """A restore ended; ``parts`` has nanoseconds by part, ``groups`` the restored groups by owner."""
+
+    def invariant_checked(self, name: str) -> None:
+        """An invariant was evaluated."""
+
+    def invariant_violated(self, violation: Any) -> None:  # noqa: ANN401 - a Violation; importing it would be a cycle
+        """An invariant does not hold."""
+
+    def stalled(self, what: str, group_id: str, age_seconds: float) -> None:
+        """Nothing moved for a while; ``group_id`` is the group that the run waits for."""
+
+    def run_state_changed(self, state: str) -> None:
+        """The run is ``starting``, ``running``, ``stopping``, ``finished`` or ``failed``."""
+
+
+HOOKS: Final = tuple(name for name in vars(Observer) if not name.startswith("_"))
+"""Names of all hooks."""
+
+
+class Hub:
+    """Carries hooks from primitives to observers, and lets collectors find the primitives.
+
+    ``hub.slot_closed`` (and every other hook name) is a tuple of bound methods, rebuilt when the set of
+    observers changes, so a hot path pays one attribute load and one truth test when nobody listens::
+
+        if hub.slot_closed:
+            hub.fire("slot_closed", kind, wait_ns, hold_ns, outcome)
+
+    Args:
+        strict: Raise what a hook raises. For tests.
+    """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> tuple[Callable[..., None], ...]: ...
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.strict = strict
+        self.errors: dict[str, int] = {}
+        """How often each hook raised."""
+        self._observers: tuple[object, ...] = ()
+        self._sources: list[tuple[str, weakref.ref[Any]]] = []
+        self._lock = threading.Lock()
+        self._logged: set[tuple[str, int]] = set()
+        self._rebuild()
+
+    def subscribe(self, observer: object) -> None:
+        """Add an observer; adding it twice changes nothing.
+
+        Raises:
+            TypeError: If it has none of the hook methods.
+        """
+        if not any(callable(getattr(observer, name, None)) for name in HOOKS):
+            message = f"{type(observer).__qualname__} has none of the hook methods: {', '.join(HOOKS)}"
+            raise TypeError(message)
+        with self._lock:
+            if not any(known is observer for known in self._observers):
+                self._observers = (*self._observers, observer)
+                self._rebuild()
+
+    def unsubscribe(self, observer: object) -> None:
+        """Remove an observer; removing a stranger changes nothing."""
+        with self._lock:
+            self._observers = tuple(known for known in self._observers if known is not observer)
+            self._rebuild()
+
+    def attach(self, role: str, source: object) -> None:
+        """Register a primitive (weakly) so that collectors can pull its ``statistics()``.
+
+        Args:
+            role: What it is: ``barrier``, ``ledger``, ``spares``, ``buffer``, ``dataplane``, ``sampler``, …
+            source: The primitive.
+        """
+        with self._lock:
+            self._sources = [known for known in self._sources if known[1]() is not None]
+            self._sources.append((role, weakref.ref(source)))
+
+    def sources(self, role: str) -> list[Any]:
+        """Return the live primitives of a role, oldest first."""
+        with self._lock:
+            found = [ref() for known, ref in self._sources if known == role]
+        return [source for source in found if source is not None]
+
+    def fire(self, hook: str, *args: object) -> None:
+        """Call one hook of every observer that has it; the module's rule says what happens if one raises."""
+        for method in getattr(self, hook):
+            try:
+                method(*args)
+            except (
+                Exception,
+                CancelledError,
+            ):  # a hook does not await, so this is no cancellation of its caller
+                self.errors[hook] = self.errors.get(hook, 0) + 1
+                if self.strict:
+                    raise
+                seen = (hook, id(getattr(method, "__self__", method)))
+                if seen not in self._logged:
+                    self._logged.add(seen)
+                    _LOG.exception(
+                        "observer hook %s raised; training goes on with less telemetry (logged once)",
+                        hook,
+                    )
+
+    def _rebuild(self) -> None:
+        base = vars(Observer)
+        for name in HOOKS:
+            methods = []
+            for observer in self._observers:
+                method = getattr(observer, name, None)
+                # An Observer subclass that does not override a hook should cost nothing for it.
+                if callable(method) and getattr(method, "__func__", None) is not base[name]:
+                    methods.append(method)
+            setattr(self, name, tuple(methods))
+
+
+_DEFAULT = Hub()
+
+
+def default_hub() -> Hub:
+    """Return the process-wide hub, which every primitive uses unless it is given one of its own."""
+    return _DEFAULT

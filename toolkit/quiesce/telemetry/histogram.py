@@ -1,0 +1,165 @@
+"""Numbers that a hook can bump for next to nothing: bucket histograms, counters, gauges in plain containers.
+
+Rule: bumping is integer or float arithmetic on one list or dict item and nothing else: no lock, no object of
+a metrics library. CPython switches threads between bytecodes only where a call returns or a loop jumps back,
+never inside ``items[i] += n``, so bumps from several threads add up under the GIL. A reader takes a copy of
+the list, which is atomic too; its sum may be one sample ahead of or behind its buckets. Nothing here
+suspends.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client.utils import floatToGoString
+
+from quiesce.telemetry.names import OTHER, Metric
+
+__all__ = ["NANOSECONDS", "Histogram", "HistogramFamily", "NumberFamily", "bound_text", "bounds_ns", "known"]
+
+NANOSECONDS: Final = 1_000_000_000
+"""Nanoseconds in a second."""
+
+Labels = tuple[str, ...]
+
+
+def bounds_ns(bounds: Iterable[float]) -> tuple[int, ...]:
+    """Turn bounds in seconds into whole nanoseconds, which is what hooks report."""
+    return tuple(round(bound * NANOSECONDS) for bound in bounds)
+
+
+def bound_text(bound: float) -> str:
+    """Return a bound as prometheus_client writes it, so that ``le`` reads the same everywhere."""
+    return str(floatToGoString(bound))  # type: ignore[no-untyped-call] # its module is not annotated
+
+
+class Histogram:
+    """Counts of values by bucket, and their sum, as consecutive items of a list.
+
+    Args:
+        bounds: Upper bounds, inclusive, ascending, in the exported unit.
+        scale: How many observed units make one exported unit (10**9: nanoseconds in, seconds out).
+        cells: The list; several histograms may share one, so that a hot path loads one. None makes one.
+        start: Index of the first count in it.
+
+    Attributes:
+        bounds: The bounds in observed units.
+        cells: The list: from ``start`` on one count per bound, one for everything above, and the sum.
+    """
+
+    __slots__ = ("_le", "_scale", "_start", "_sum", "bounds", "cells")
+
+    def __init__(
+        self, bounds: tuple[float, ...], *, scale: int = 1, cells: list[float] | None = None, start: int = 0
+    ) -> None:
+        self._scale = scale
+        self._le = tuple(bound_text(bound) for bound in (*bounds, math.inf))
+        self._start = start
+        self._sum = start + len(bounds) + 1
+        self.bounds: tuple[float, ...] = bounds_ns(bounds) if scale == NANOSECONDS else bounds
+        self.cells: list[float] = [0] * (self._sum + 1) if cells is None else cells
+
+    def observe(self, value: float) -> None:
+        """Count a value, in observed units."""
+        self.cells[self._start + bisect_left(self.bounds, value)] += 1
+        self.cells[self._sum] += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return (upper bound as Prometheus writes it, cumulative count), ``+Inf`` last."""
+        return list(zip(self._le, accumulate(self.cells[self._start : self._sum]), strict=True))
+
+    @property
+    def sum(self) -> float:
+        """The sum of the values in exported units."""
+        return self.cells[self._sum] / self._scale
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return int(sum(self.cells[self._start : self._sum]))
+
+
+class HistogramFamily:
+    """The histograms of one family, all of which exist from the start.
+
+    Args:
+        metric: Its entry in the catalogue.
+    """
+
+    __slots__ = ("_scale", "children", "metric")
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        self._scale = NANOSECONDS if metric.unit == "seconds" else 1
+        self.children: dict[Labels, Histogram] = {}
+        for labels in metric.label_sets():
+            self.add(labels)
+
+    def add(self, labels: Labels) -> Histogram:
+        """Return the child of these label values, made if need be."""
+        child = self.children.get(labels)
+        if child is None:
+            # setdefault, because two threads may get here at once and both must bump the same child.
+            child = self.children.setdefault(labels, Histogram(self.metric.buckets, scale=self._scale))
+        return child
+
+    def observe(self, value: float, *labels: str) -> None:
+        """Count a value (nanoseconds, in a family of seconds).
+
+        Raises:
+            KeyError: If the catalogue does not know the labels.
+        """
+        self.children[labels].observe(value)
+
+
+class NumberFamily:
+    """The counters or gauges of one family, all of which exist from the start.
+
+    Args:
+        metric: Its entry in the catalogue.
+        value: What every child starts with.
+    """
+
+    __slots__ = ("metric", "values")
+
+    def __init__(self, metric: Metric, value: float = 0.0) -> None:
+        self.metric = metric
+        self.values: dict[Labels, float] = dict.fromkeys(metric.label_sets(), value)
+
+    def add(self, amount: float, *labels: str) -> None:
+        """Add to a child.
+
+        Raises:
+            KeyError: If the catalogue does not know the labels.
+        """
+        self.values[labels] += amount
+
+    def set(self, value: float, *labels: str) -> None:
+        """Set a child.
+
+        Raises:
+            KeyError: If the catalogue does not know the labels.
+        """
+        if labels not in self.values:
+            raise KeyError(labels)
+        self.values[labels] = value
+
+    def set_only(self, *labels: str) -> None:
+        """Set a child to 1 and every other to 0: the family is a state.
+
+        Raises:
+            KeyError: If the catalogue does not know the labels.
+        """
+        self.set(1.0, *labels)
+        for other in self.values:
+            if other != labels:
+                self.values[other] = 0.0
+
+
+def known(value: str, values: Iterable[str]) -> str:
+    """Return the value if its closed set has it, else ``other``: a surprise is counted, not lost."""
+    return value if value in values else OTHER

@@ -1,0 +1,125 @@
+"""Wires a reference run together: task, policy, engine and trainer around the controller.
+
+Rule: only the public API of ``quiesce`` is used, so this is also the worked example for another trainer.
+Yield rule: :func:`train` suspends; whatever blocks (building, warming up, staging) runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from quiesce import Controller, Hub, IndexedDataset, RunSummary, StatefulLoaderSource
+from quiesce.checkpoint import RunFolder, StateDictTrainerState
+from quiesce.threads import DaemonExecutor
+from quiesce_grpo.run_config import RunConfig
+
+__all__ = ["build_source", "train"]
+
+
+async def train(
+    config: RunConfig,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    accept_suspect: bool = False,
+    hub: Hub | None = None,
+    on_controller: Callable[[Controller], None] = lambda _controller: None,
+    on_phase: Callable[[str], None] = lambda _phase: None,
+) -> RunSummary:
+    """Run until the end of the configured steps or epochs, or until the controller is asked to stop.
+
+    Args:
+        config: The run.
+        folder: Its folder, open.
+        resume: Go on from the newest checkpoint of the folder; there is no warm-up then.
+        accept_suspect: Also from one that a checkpoint's verification refused.
+        hub: Where hooks go; None means the process-wide hub.
+        on_controller: Called with the controller before it starts; for stop requests.
+        on_phase: Called with what is being prepared, to show it.
+
+    Raises:
+        QuiesceError: What :meth:`quiesce.Controller.run` raises.
+    """
+    executor = DaemonExecutor("grpo-setup", 1)
+    loop = asyncio.get_running_loop()
+
+    def build() -> tuple[Any, Any, Any]:
+        import torch
+
+        from quiesce_grpo.policy import build_policy
+        from quiesce_grpo.tasks import Task
+        from quiesce_grpo.tokenizer import build_tokenizer
+        from quiesce_grpo.warmup import warm_up
+
+        if config.model.threads:
+            torch.set_num_threads(config.model.threads)
+        torch.manual_seed(config.seed)
+        on_phase("reading the task")
+        task = Task(config.task)
+        tokenizer = build_tokenizer(config.model)
+        on_phase("building the policy")
+        policy = build_policy(config.model, tokenizer, seed=config.seed)
+        if config.warmup.steps and not resume:
+            on_phase(f"warming up, {config.warmup.steps} supervised steps")
+            warm_up(policy, tokenizer, task, config.warmup, seed=config.seed)
+        return task, tokenizer, policy
+
+    task, tokenizer, policy = await loop.run_in_executor(executor, build)
+    from quiesce_grpo.engine import RolloutEngine
+    from quiesce_grpo.trainer import GrpoTrainer
+
+    trainer = GrpoTrainer(
+        policy,
+        config.grpo,
+        temperature=config.engine.temperature,
+        max_new_tokens=config.engine.max_new_tokens,
+        seed=config.seed,
+    )
+    try:
+        async with RolloutEngine(policy, tokenizer, task, config.engine, seed=config.seed) as engine:
+
+            async def sync_weights(version: int) -> None:
+                engine.sync_weights(version, await trainer.weights())
+
+            controller = Controller(
+                config.controller,
+                generate=engine.generate,
+                train_step=trainer.train_step,
+                sync_weights=sync_weights,
+                source=build_source(config, task),
+                trainer_state=StateDictTrainerState(trainer.state()),
+                folder=folder,
+                accept_suspect=accept_suspect,
+                hub=hub,
+            )
+            on_controller(controller)
+            return await controller.run(resume=resume)
+    finally:
+        executor.shutdown(wait=False)
+        await loop.run_in_executor(None, trainer.close)
+
+
+def build_source(config: RunConfig, task: Any) -> StatefulLoaderSource:  # noqa: ANN401 - quiesce_grpo.tasks.Task; importing it loads torch
+    """Return a ``StatefulDataLoader`` over a task, as the controller reads it.
+
+    Args:
+        config: Batch size, epochs, worker processes, seed.
+        task: The dataset.
+    """
+    import torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    workers = config.loader.workers
+    loader: StatefulDataLoader[Any] = StatefulDataLoader(
+        IndexedDataset(task),
+        batch_size=config.controller.groups_per_step,
+        shuffle=config.loader.shuffle,
+        generator=torch.Generator().manual_seed(config.seed) if config.loader.shuffle else None,
+        num_workers=workers,
+        collate_fn=list,
+        # Forking a process that has threads can deadlock the child.
+        multiprocessing_context="forkserver" if workers else None,
+    )
+    return StatefulLoaderSource(loader, epochs=config.loader.epochs)
