@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"docs/reference/metrics.md": "quiesce.telemetry.reference"}
+PAGES = {
+    "docs/reference/configuration.md": "quiesce_grpo.reference",
+    "docs/reference/metrics.md": "quiesce.telemetry.reference",
+}
 """Each generated page and the module that prints it."""
 
 

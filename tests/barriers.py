@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -32,6 +33,23 @@ def pristine(barrier: Barrier) -> bool:
         and not any(now.oldest_active_seconds.values())
         and not any(now.longest_wait_seconds.values())
     )
+
+
+async def until(event: threading.Event) -> None:
+    """Wait for a thread's event without holding up the loop."""
+    assert await asyncio.to_thread(event.wait, 20)
+
+
+async def enter_window(barrier: Barrier, drain_timeout: float | None) -> None:
+    """Open and leave a window."""
+    async with barrier.checkpoint(drain_timeout):
+        pass
+
+
+async def closed(barrier: Barrier) -> None:
+    """Wait until a thread that outlived the body of its section has released it."""
+    while any(barrier.statistics().active.values()):  # noqa: ASYNC110 - a thread's end is no event of the test
+        await asyncio.sleep(0)
 
 
 class Visitor:

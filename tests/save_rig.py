@@ -21,12 +21,14 @@ from quiesce.barrier import DataPlaneCheckpointBarrier
 from quiesce.buffer import ReplayBuffer
 from quiesce.checkpoint import files
 from quiesce.checkpoint.capture import CutSources
-from quiesce.checkpoint.cut import CommittedPosition, SamplerState
+from quiesce.checkpoint.cut import CapturedCut, CommittedPosition, CutState, SamplerState
 from quiesce.checkpoint.journal import Journal
 from quiesce.checkpoint.runfolder import RunFolder
 from quiesce.checkpoint.saver import Checkpointer, SaveResult
 from quiesce.checkpoint.trainer_state import Staged, TrainerState
 from quiesce.dataplane import DataPlane, LmdbDataPlane, MemoryDataPlane
+from quiesce.errors import FenceError
+from quiesce.invariants import Violation
 from quiesce.ledger import RolloutLedger
 from quiesce.observers import Hub
 from quiesce.spares import SparePool
@@ -117,6 +119,42 @@ class HeldTrainer:
 
     async def load(self, directory: Path) -> None:
         """Nothing to load."""
+
+
+class RecordingFence:
+    """A fence that notes its calls and fails where it is told to."""
+
+    def __init__(self, fail: str = "") -> None:
+        self.calls: list[str] = []
+        self.fail = fail
+        self.hold = asyncio.Event()
+        self.reached = asyncio.Event()
+
+    async def _call(self, what: str) -> None:
+        self.calls.append(what)
+        if self.fail == f"hold {what}":
+            self.reached.set()
+            await self.hold.wait()
+        if self.fail == what:
+            raise FenceError("cut", f"worker 3 did not {what}")
+
+    async def close(self, cut_id: str, timeout: float) -> None:
+        """Note it."""
+        await self._call("close")
+
+    async def verify(self) -> None:
+        """Note it."""
+        await self._call("verify")
+
+    async def reopen(self) -> None:
+        """Note it."""
+        self.calls.append("reopen")
+
+
+def broken(captured: CapturedCut, parent: CutState | None) -> Sequence[Violation]:
+    """Judge every cut that has groups as broken."""
+    groups = tuple(record.group_id for record in captured.state.ledger)
+    return [Violation("single_owner", "critical", "two owners", groups=groups)] if groups else []
 
 
 class Rig:

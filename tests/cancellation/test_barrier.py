@@ -9,9 +9,19 @@ from typing import Any
 
 import pytest
 
-from quiesce.barrier import BarrierStatistics, detached
-from quiesce.testing import EventRecorder, FakeClock, Stopped, cancelled_at, in_virtual_time, settle, strict_hub
-from tests.barriers import Barrier, Visitor, make
+from quiesce.barrier import BarrierStatistics, Cut, detached
+from quiesce.errors import QuiesceError
+from quiesce.testing import (
+    DeadlockError,
+    EventRecorder,
+    FakeClock,
+    Stopped,
+    cancelled_at,
+    in_virtual_time,
+    settle,
+    strict_hub,
+)
+from tests.barriers import Barrier, Visitor, closed, make
 
 Scene = Callable[[Barrier, list[str]], Coroutine[Any, Any, object]]
 """What is cancelled; it gets the barrier and a list to note in what it did."""
@@ -128,9 +138,9 @@ def comparable(now: BarrierStatistics) -> tuple[object, ...]:
     )
 
 
-async def cancel_in_traffic(scene: Scene, step: int, *, late: bool) -> Stopped:
+async def cancel_in_traffic(scene: Scene, step: int, *, late: bool, cls: type[Barrier] = Barrier) -> Stopped:
     """Cancel a scene at one step, with sections before, beside and behind it; check that all of them get through."""
-    barrier, done, order = make(), list[str](), list[str]()
+    barrier, done, order = make(cls), list[str](), list[str]()
     before = [Visitor(order, "C0", barrier.checkpoint()), Visitor(order, "w0", barrier.mutation("retry"))]
     await settle()
     cancelling = detached(cancelled_at(scene(barrier, done), step, late=late))
@@ -141,8 +151,7 @@ async def cancel_in_traffic(scene: Scene, step: int, *, late: bool) -> Stopped:
         visitor.leave()
     stopped = await cancelling
     await asyncio.gather(*(visitor.task for visitor in (*before, *behind)))
-    while barrier.statistics().active["retry"]:  # a thread that outlives its body
-        await asyncio.sleep(0)
+    await closed(barrier)
     assert order == ["C0", "w0", "C1", "w1"]
     assert as_new(barrier)
     async with barrier.checkpoint(0.0):  # and it is not only said to be as new
@@ -191,8 +200,7 @@ def test_every_section_that_opened_is_reported_closed(scene: Scene, *, late: boo
         await settle()
         window.leave()
         stopped = await cancelling
-        while barrier.statistics().active["retry"]:
-            await asyncio.sleep(0)
+        await closed(barrier)
         await settle()
         assert len(recorder.of("slot_opened")) == len(recorder.of("slot_closed"))
         assert len(recorder.of("window_opened")) == len(recorder.of("window_closed"))
@@ -206,6 +214,54 @@ def test_every_section_that_opened_is_reported_closed(scene: Scene, *, late: boo
     while run(step):
         step += 1
     assert step >= 2
+
+
+class GrantIsKept(Barrier):
+    """A waiter that is cancelled after its grant just goes."""
+
+    def _release(self, cut: Cut, outcome: str, *, entered: bool = True) -> None:
+        if entered:
+            super()._release(cut, outcome)
+
+
+class CancelledBodyKeepsItsSection(Barrier):
+    """A cancelled body is not released."""
+
+    def _release(self, cut: Cut, outcome: str, *, entered: bool = True) -> None:
+        if outcome != "cancelled" or not entered:
+            super()._release(cut, outcome, entered=entered)
+
+
+class CancellationIsSwallowed(Barrier):
+    """A call in a thread returns although its caller was cancelled."""
+
+    async def _outlast(self, future: asyncio.Future[Any], what: str) -> asyncio.CancelledError | None:
+        await super()._outlast(future, what)
+        return None
+
+
+@pytest.mark.parametrize(
+    "broken, scene, late",
+    [
+        (GrantIsKept, enter_slot, True),
+        (GrantIsKept, enter_window, True),
+        (CancelledBodyKeepsItsSection, window_with_awaits, False),
+        (CancellationIsSwallowed, run_a_thread, False),
+    ],
+    ids=lambda given: getattr(given, "__name__", str(given)),
+)
+def test_a_barrier_that_strands_somebody_is_noticed(
+    broken: type[Barrier], scene: Scene, *, late: bool
+) -> None:
+    """Some step of the scene shows it: these checks can fail."""
+
+    def every_step() -> None:
+        for step in range(20):
+            stopped = in_virtual_time(cancel_in_traffic)(scene, step, late=late, cls=broken)
+            assert stopped.outcome == "cancelled" or not stopped.reached
+
+    with pytest.raises((AssertionError, DeadlockError, QuiesceError)):
+        every_step()
 
 
 @in_virtual_time

@@ -12,8 +12,7 @@ import pytest
 from quiesce.barrier import detached
 from quiesce.checkpoint import documents
 from quiesce.checkpoint.cut import CutState
-from tests.save_rig import Rig, until, watched_disk
-from tests.unit.checkpoint.test_saver import RecordingFence
+from tests.save_rig import RecordingFence, Rig, until, watched_disk
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from quiesce.checkpoint import files
 from quiesce.checkpoint.retention import is_usable
 from quiesce.checkpoint.runfolder import RunFolder
-from tests.save_rig import Disk, Rig, watched_disk
+from tests.save_rig import Disk, Rig, broken, watched_disk
 
 CODES = [(errno.ENOSPC, "disk"), (errno.EACCES, "permission"), (errno.EIO, "io")]
 
@@ -157,8 +157,6 @@ async def test_a_suspect_that_cannot_be_kept_is_a_refusal_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cut was refused before the disk was full."""
-    from tests.unit.checkpoint.test_saver import broken
-
     rig = Rig(tmp_path / "run", verify=broken)
     await rig.save()
     await rig.read()

@@ -11,8 +11,7 @@ from quiesce.checkpoint.audit import audit
 from quiesce.checkpoint.loading import find_checkpoints
 from quiesce.checkpoint.restore import load_newest
 from quiesce.checkpoint.trainer_state import RandomState, StateDictTrainerState
-from tests.save_rig import Rig
-from tests.unit.checkpoint.test_saver import broken
+from tests.save_rig import Rig, broken
 
 
 @pytest.mark.parametrize("lmdb", [False, True])
@@ -43,9 +42,7 @@ async def test_a_saved_run_is_loaded_whole_and_passes_the_audit(tmp_path: Path, 
     assert len(loaded.state.ledger) == 2
     with torch.no_grad():
         model.weight.zero_()
-    await StateDictTrainerState({"model": model, "optimizer": optimizer, "random": RandomState()}).load(
-        loaded.trainer_dir
-    )
+    await trainer.load(loaded.trainer_directory)
     assert torch.equal(model.weight, weights)
     report = audit(tmp_path / "run")
     assert report.ok, report

@@ -8,8 +8,28 @@ from collections import deque
 
 import pytest
 
-from quiesce.testing import FakeClock, in_virtual_time, settle
-from tests.barriers import Visitor, make, pristine
+from quiesce.errors import QuiesceError
+from quiesce.testing import DeadlockError, FakeClock, in_virtual_time, settle
+from tests.barriers import Barrier, Visitor, make, pristine
+from tests.unit.test_broken_barriers import (
+    DrainStaysShut,
+    LastInFirstOut,
+    LeavesNothing,
+    NoHandOver,
+    SlotsExclude,
+    SlotsOvertake,
+    WindowsShare,
+)
+
+BROKEN = (
+    DrainStaysShut,
+    LastInFirstOut,
+    LeavesNothing,
+    NoHandOver,
+    SlotsExclude,
+    SlotsOvertake,
+    WindowsShare,
+)
 
 
 class Model:
@@ -41,10 +61,10 @@ class Model:
 
 
 @in_virtual_time
-async def run_schedule(seed: int, moves: int) -> None:
+async def run_schedule(seed: int, moves: int, cls: type[Barrier] = Barrier) -> None:
     """Make random moves, settling after each one; after every one barrier and model agree."""
     draw = random.Random(seed)
-    barrier, model, order = make(clock=FakeClock()), Model(), list[str]()
+    barrier, model, order = make(cls, clock=FakeClock()), Model(), list[str]()
     visitors: dict[str, Visitor] = {}
     for number in range(moves):
         move = draw.random()
@@ -82,6 +102,18 @@ async def run_schedule(seed: int, moves: int) -> None:
 def test_a_random_schedule_agrees_with_the_model(seed: int) -> None:
     """Entry order, counts and phase are the model's after every move."""
     run_schedule(seed, 60)
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_the_model_notices_a_barrier_without_a_rule(broken: type[Barrier]) -> None:
+    """One of the schedules shows that it is broken."""
+
+    def every_seed() -> None:
+        for seed in range(60):
+            run_schedule(seed, 60, broken)
+
+    with pytest.raises((AssertionError, DeadlockError, KeyError, QuiesceError)):
+        every_seed()
 
 
 @in_virtual_time

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from hypothesis import settings
+import pytest
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
+from quiesce.accounting import Accounting
 from quiesce.barrier import Cut
-from quiesce.buffer import Claim
+from quiesce.buffer import Claim, ReplayBuffer
 from quiesce.errors import OwnershipError
+from quiesce.ledger import RolloutLedger
+from quiesce.spares import SparePool
 from quiesce.testing import VirtualTimeLoop
 from quiesce.types import DROP_REASONS, GroupRecord, PromptRef
 from tests.owners import Owners, keys_of
 
 T = TypeVar("T")
+AT = st.integers(0, 400)
 
 
 class Ownership(RuleBasedStateMachine):
     """Every legal move, and every illegal one, in any order; each group has one owner after each."""
-
-    groups = Bundle("groups")
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,6 +89,12 @@ class Ownership(RuleBasedStateMachine):
         """Return the groups of one owner."""
         return [group for group, found in self.owner.items() if found == owner]
 
+    def pick(self, at: int, owner: str) -> str:
+        """Return a group: mostly one of that owner, so that the move is legal, at times any."""
+        everything = list(self.owner)
+        some = self.of(owner) if at % 4 else everything
+        return (some or everything)[at // 4 % len(some or everything)]
+
     def read(self, count: int) -> list[PromptRef]:
         """Make the next prompts."""
         refs = [PromptRef(self.epoch, self.position + at, at) for at in range(count)]
@@ -87,9 +103,18 @@ class Ownership(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------------ reading
 
-    @rule(target=groups, count=st.integers(1, 5), spare=st.booleans())
-    def read_prompts(self, count: int, *, spare: bool) -> object:
-        """Read a batch into the ledger, or into the pool."""
+    @initialize()
+    def start(self) -> None:
+        """Begin with a few groups of each kind, so that every move finds something to move."""
+        self.read_prompts(4, spare=False, ends=False)
+        self.read_prompts(2, spare=True, ends=False)
+
+    @rule(count=st.integers(1, 5), spare=st.booleans(), ends=st.booleans())
+    def read_prompts(self, count: int, *, spare: bool, ends: bool) -> None:
+        """Read a batch into the ledger, or into the pool; a position that does not follow is refused."""
+        self.refused(
+            lambda cut: self.owners.accounting.read(cut, [PromptRef(self.epoch, self.position + count, 0)])
+        )
         refs = self.read(count)
 
         def move(cut: Cut) -> None:
@@ -99,39 +124,24 @@ class Ownership(RuleBasedStateMachine):
             else:
                 for ref in refs:
                     self.owners.ledger.reserve_group(cut, GroupRecord(ref.group_id, 0, ref))
+            if ends:
+                self.owners.accounting.end_epoch(cut, self.epoch)
 
         self.slot(move)
         for ref in refs:
             self.owner[ref.group_id] = "spares" if spare else "ledger"
             self.refs[ref.group_id] = ref
             self.attempt[ref.group_id] = 0
-        return multiple(*(ref.group_id for ref in refs))
-
-    @rule()
-    def end_the_epoch(self) -> None:
-        """Go on to the next epoch."""
-        self.slot(lambda cut: self.owners.accounting.end_epoch(cut, self.epoch))
-        self.epoch += 1
-        self.position = 0
-
-    @rule(skip=st.integers(1, 3))
-    def read_out_of_order(self, skip: int) -> None:
-        """A position that does not follow is refused."""
-        self.refused(lambda cut: self.owners.accounting.read(cut, [PromptRef(self.epoch, self.position + skip, 0)]))
+        if ends:
+            self.epoch += 1
+            self.position = 0
 
     # -------------------------------------------------------------------------------------------- ledger
 
-    @rule(group=groups)
-    def reserve_again(self, group: str) -> None:
-        """What the ledger owns is not reserved again."""
-        if self.owner[group] == "ledger":
-            self.refused(
-                lambda cut: self.owners.ledger.reserve_group(cut, GroupRecord(group, 1, self.refs[group]))
-            )
-
-    @rule(group=groups)
-    def admit(self, group: str) -> None:
+    @rule(at=AT)
+    def admit(self, at: int) -> None:
         """A reserved group is admitted once."""
+        group = self.pick(at, "ledger")
 
         def move(cut: Cut) -> object:
             return self.owners.ledger.mark_group_admitted(cut, group, target_step=1, start_version=0)
@@ -141,19 +151,24 @@ class Ownership(RuleBasedStateMachine):
             self.admitted.add(group)
         else:
             self.refused(move)
+        if self.owner[group] == "ledger":
+            again = GroupRecord(group, 1, self.refs[group])
+            self.refused(lambda cut: self.owners.ledger.reserve_group(cut, again))
 
-    @rule(group=groups)
-    def retry(self, group: str) -> None:
+    @rule(at=AT)
+    def retry(self, at: int) -> None:
         """An admitted group gets a new attempt."""
+        group = self.pick(at, "ledger")
         if self.owner[group] == "ledger" and group in self.admitted:
             self.slot(lambda cut: self.owners.ledger.retry_group(cut, group))
             self.attempt[group] += 1
         else:
             self.refused(lambda cut: self.owners.ledger.retry_group(cut, group))
 
-    @rule(group=groups, reason=st.sampled_from(DROP_REASONS))
-    def drop(self, group: str, reason: str) -> None:
+    @rule(at=AT, reason=st.sampled_from(DROP_REASONS))
+    def drop(self, at: int, reason: str) -> None:
         """A group of the ledger is dropped, with its account."""
+        group = self.pick(at, "ledger")
 
         def move(cut: Cut) -> None:
             self.owners.ledger.take_group(cut, group, target="dropped", reason=reason)
@@ -166,9 +181,10 @@ class Ownership(RuleBasedStateMachine):
         else:
             self.refused(move)
 
-    @rule(group=groups)
-    def substitute(self, group: str) -> None:
+    @rule(at=AT)
+    def substitute(self, at: int) -> None:
         """A spare takes the place of a failed group, in one step."""
+        group = self.pick(at, "ledger")
         spares = self.of("spares")
         if self.owner[group] != "ledger" or group not in self.admitted or not spares:
             return
@@ -177,7 +193,9 @@ class Ownership(RuleBasedStateMachine):
             old = self.owners.ledger.take_group(cut, group, target="dropped", reason="failed")
             self.owners.accounting.dropped(cut, [old.prompt], "failed")
             ref = self.owners.spares.take(cut)
-            new = GroupRecord(ref.group_id, old.admission_id, ref, "admitted", old.target_step, old.start_version)
+            new = GroupRecord(
+                ref.group_id, old.admission_id, ref, "admitted", old.target_step, old.start_version
+            )
             self.owners.ledger.reserve_group(cut, new, source="spares")
             return ref
 
@@ -190,9 +208,10 @@ class Ownership(RuleBasedStateMachine):
 
     # -------------------------------------------------------------------------------------------- buffer
 
-    @rule(group=groups, stale=st.booleans(), rows=st.booleans())
-    def commit(self, group: str, *, stale: bool, rows: bool) -> None:
+    @rule(at=AT, stale=st.booleans(), rows=st.booleans())
+    def commit(self, at: int, *, stale: bool, rows: bool) -> None:
         """A finished attempt is buffered if it is the one waited for and its rows are there."""
+        group = self.pick(at, "ledger")
         attempt = self.attempt[group] + stale
 
         def move(cut: Cut) -> object:
@@ -217,9 +236,10 @@ class Ownership(RuleBasedStateMachine):
         else:
             self.refused(move)
 
-    @rule(group=groups)
-    def evict(self, group: str) -> None:
+    @rule(at=AT)
+    def evict(self, at: int) -> None:
         """A ready group is evicted, with its account."""
+        group = self.pick(at, "buffer")
 
         def move(cut: Cut) -> None:
             self.owners.buffer.evict(cut, [group])
@@ -232,24 +252,46 @@ class Ownership(RuleBasedStateMachine):
         else:
             self.refused(move)
 
-    @rule(data=st.data())
-    def claim(self, data: st.DataObject) -> None:
+    @rule(count=st.integers(1, 4))
+    def finish_rollouts(self, count: int) -> None:
+        """Groups of the ledger are admitted and committed, as in a run."""
+        for group in self.of("ledger")[:count]:
+            at = 4 * list(self.owner).index(group)  # what pick() takes for this group
+            if group not in self.admitted:
+                self.admit(at)
+            self.commit(at, stale=False, rows=True)
+
+    @precondition(lambda self: self.of("buffer"))
+    @rule(count=st.integers(1, 4), oldest=st.booleans())
+    def claim(self, count: int, *, oldest: bool) -> None:
         """Ready groups are claimed together."""
         ready = self.of("buffer")
-        chosen = tuple(data.draw(st.lists(st.sampled_from(ready), unique=True))) if ready else ()
+        chosen = tuple(ready[:count] if oldest else ready[::-1][:count])
         claim = self.slot(lambda cut: self.owners.buffer.claim_for_training(cut, chosen))
         self.claims.append((claim, chosen))
         for group in chosen:
             self.owner[group] = "training"
 
-    @rule(group=groups)
-    def claim_what_is_not_ready(self, group: str) -> None:
+    @rule(at=AT, trained=st.booleans())
+    def end_again(self, at: int, *, trained: bool) -> None:
+        """What was trained or dropped does not end again."""
+        group = self.pick(at, "trained")
+        if self.owner[group] in {"trained", "dropped"}:
+            again = [self.refs[group]]
+            if trained:
+                self.refused(lambda cut: self.owners.accounting.trained(cut, again))
+            else:
+                self.refused(lambda cut: self.owners.accounting.dropped(cut, again, "failed"))
+
+    @rule(at=AT)
+    def claim_what_is_not_ready(self, at: int) -> None:
         """Anything else is not claimed."""
+        group = self.pick(at, "ledger")
         if self.owner[group] != "buffer":
             self.refused(lambda cut: self.owners.buffer.claim_for_training(cut, [group]))
 
     @precondition(lambda self: self.claims)
-    @rule(train=st.booleans())
+    @rule(train=st.sampled_from([True, True, False]))
     def end_a_claim(self, *, train: bool) -> None:
         """The oldest claim is trained, or given back."""
         claim, chosen = self.claims.pop(0)
@@ -337,3 +379,69 @@ class Ownership(RuleBasedStateMachine):
 
 Ownership.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestOwnership = Ownership.TestCase
+
+
+# ------------------------------------------------------------------- the same machine, with one rule taken away
+
+
+def _commit_leaves_the_ledger(self: RolloutLedger, cut: Cut, group_id: str, **how: Any) -> GroupRecord:  # noqa: ANN401
+    record = self.get(group_id)
+    if how["target"] != "buffer":
+        del self._records[group_id]
+        self._admitted -= record.phase == "admitted"
+    return record
+
+
+def _stale_is_fine(self: ReplayBuffer, cut: Cut, group_id: str, attempt: int, **how: Any) -> object:  # noqa: ANN401
+    record = self._ledger.get(group_id)
+    return COMMIT(self, cut, group_id, record.attempt, **how)
+
+
+def _ends_twice(self: Accounting, refs: list[PromptRef], how: str) -> list[object]:
+    return [(self._open[ref.epoch], ref.position) for ref in refs]
+
+
+def _retry_keeps_the_attempt(self: RolloutLedger, cut: Cut, group_id: str) -> GroupRecord:
+    return self.get(group_id)
+
+
+def _takes_the_youngest(self: SparePool, cut: Cut) -> PromptRef:
+    return self._refs.popitem()[1]
+
+
+def _claims_stay_ready(self: ReplayBuffer, cut: Cut, group_ids: tuple[str, ...]) -> Claim:
+    claim = CLAIM(self, cut, group_ids)
+    self._ready |= {entry.group_id: entry for entry in claim.entries}
+    return claim
+
+
+def _captures_ready_only(self: ReplayBuffer) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    return CAPTURE(self)[0], ()
+
+
+COMMIT, CLAIM, CAPTURE = ReplayBuffer.commit_group, ReplayBuffer.claim_for_training, ReplayBuffer.capture
+
+
+@pytest.mark.parametrize(
+    "cls, name, broken",
+    [
+        (RolloutLedger, "take_group", _commit_leaves_the_ledger),
+        (ReplayBuffer, "commit_group", _stale_is_fine),
+        (Accounting, "_ending", _ends_twice),
+        (RolloutLedger, "retry_group", _retry_keeps_the_attempt),
+        (SparePool, "take", _takes_the_youngest),
+        (ReplayBuffer, "claim_for_training", _claims_stay_ready),
+        (ReplayBuffer, "capture", _captures_ready_only),
+    ],
+    ids=lambda given: getattr(given, "__name__", given),
+)
+def test_an_owner_without_a_rule_is_noticed(
+    cls: type, name: str, broken: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine finds a sequence of moves that shows it: its truths can fail."""
+    monkeypatch.setattr(cls, name, broken)
+    quick = settings(
+        max_examples=200, stateful_step_count=30, deadline=None, phases=[Phase.generate], database=None
+    )
+    with pytest.raises((AssertionError, LookupError, OwnershipError)):
+        run_state_machine_as_test(Ownership, settings=quick)

@@ -64,7 +64,7 @@ async def test_reads_and_ends_are_counted_by_position() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "problem"),
+    "batch, problem",
     [
         (refs(3), "the next position is 2"),
         (refs(1), "the next position is 2"),
@@ -107,7 +107,7 @@ async def test_an_epoch_that_ended_is_read_no_further() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "problem"),
+    "batch, problem",
     [
         (refs(4), "it was never read"),
         (refs(0, epoch=1), "it was never read"),
@@ -206,7 +206,7 @@ async def test_an_epoch_without_a_position_counts() -> None:
     assert owners.accounting.capture().closed.epochs == 1
 
 
-@pytest.mark.parametrize(("epoch", "problem"), [(0, "ended twice"), (2, "the next epoch is 1")])
+@pytest.mark.parametrize("epoch, problem", [(0, "ended twice"), (2, "the next epoch is 1")])
 def test_epochs_end_once_and_in_order(epoch: int, problem: str) -> None:
     """Anything else is refused."""
 
@@ -262,7 +262,9 @@ async def test_a_restored_account_goes_on_as_the_saved_one() -> None:
     assert restored.accounting.statistics() == saved.accounting.statistics()
     for owners in (saved, restored):
         async with owners.barrier.mutation("retry") as cut:
-            owners.accounting.trained(cut, refs(*(at for at in range(11) if at not in {*range(6), 9}), epoch=1))
+            owners.accounting.trained(
+                cut, refs(*(at for at in range(11) if at not in {*range(6), 9}), epoch=1)
+            )
             owners.accounting.read(cut, refs(11, epoch=2))
     assert restored.accounting.capture() == saved.accounting.capture()
     assert restored.accounting.capture().closed.epochs == 2

@@ -15,21 +15,22 @@ import pytest
 from quiesce.barrier import _HELD, _LEFT, CheckpointCut, Cut, MutationCut, _Threads
 from quiesce.errors import QuiesceError
 from quiesce.testing import in_virtual_time
+from tests import barrier_claims as claims
 from tests.barriers import Barrier, Claim
-from tests.unit import test_barrier as claims
 
 
 class SlotsExclude(Barrier):
     """Slots exclude each other."""
 
     def mutation(self, kind: str) -> MutationCut:
+        """Return a slot."""
         barrier = self
 
         class Exclusive(MutationCut):
             __slots__ = ()
 
             async def __aenter__(self) -> Self:
-                while barrier._open:
+                while barrier._open:  # noqa: ASYNC110 - bad on purpose
                     await asyncio.sleep(1.0)
                 return await super().__aenter__()
 
@@ -147,6 +148,7 @@ class VersionStands(Barrier):
             self._version = before
 
     def mutation(self, kind: str) -> MutationCut:
+        """Return a slot."""
         section = super().mutation(kind)
         section._threads = _Threads()  # so that leaving takes the long way
         return section
@@ -165,13 +167,17 @@ class LeavingSuspends(Barrier):
     """Leaving awaits something before it releases."""
 
     def mutation(self, kind: str) -> MutationCut:
+        """Return a slot."""
         leave = Cut.__aexit__
 
         class Slow(MutationCut):
             __slots__ = ()
 
             def __aexit__(
-                self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+                self,
+                exc_type: type[BaseException] | None,
+                exc: BaseException | None,
+                tb: TracebackType | None,
             ) -> Awaitable[None]:
                 async def later() -> None:
                     await asyncio.sleep(0)
@@ -185,9 +191,14 @@ class LeavingSuspends(Barrier):
 class ThreadsAreLeftAlone(Barrier):
     """A cancelled body is released although its thread still runs."""
 
-    async def run_in_cut(  # type: ignore[override] # a narrower signature is enough here
-        self, cut: Cut, function: Callable[..., Any], *args: object, record: Callable[[Any], None] | None = None
+    async def run_in_cut(
+        self,
+        cut: Cut,
+        function: Callable[..., Any],
+        *args: object,
+        record: Callable[[Any], None] | None = None,
     ) -> Any:  # noqa: ANN401 - what the function returns
+        """Run the call, and leave it alone when cancelled."""
         result = await asyncio.get_running_loop().run_in_executor(None, function, *args)
         if record is not None:
             record(result)
@@ -207,6 +218,8 @@ class LeavesNothing(Barrier):
     """A slot is never released."""
 
     def mutation(self, kind: str) -> MutationCut:
+        """Return a slot."""
+
         class Stuck(MutationCut):
             __slots__ = ()
 
@@ -241,7 +254,7 @@ BROKEN: tuple[tuple[type[Barrier], Claim], ...] = (
 )
 
 
-@pytest.mark.parametrize(("broken", "claim"), BROKEN, ids=lambda given: given.__name__)
+@pytest.mark.parametrize("broken, claim", BROKEN, ids=lambda given: given.__name__)
 def test_a_barrier_without_the_rule_fails_its_claim(broken: type[Barrier], claim: Claim) -> None:
     """The claim catches the barrier that lacks its rule."""
     with pytest.raises((AssertionError, pytest.fail.Exception, QuiesceError)):

@@ -31,7 +31,12 @@ ID = ref(0).group_id
 def commit(owners: Owners, cut: Cut, position: int = 0, attempt: int = 0, **changes: Any) -> BufferEntry:  # noqa: ANN401
     """Commit a group with plain values."""
     group_id = ref(position).group_id
-    given: dict[str, Any] = {"keys": keys_of(group_id), "generated_from": 1, "generated_to": 2, "stats": {}} | changes
+    given: dict[str, Any] = {
+        "keys": keys_of(group_id),
+        "generated_from": 1,
+        "generated_to": 2,
+        "stats": {},
+    } | changes
     return owners.buffer.commit_group(cut, group_id, attempt, **given)
 
 
@@ -189,7 +194,7 @@ async def test_a_claim_hides_its_groups_from_samplers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "error"),
+    "names, error",
     [(ids(1, 5), UnknownGroupError), (ids(1, 0), UnknownGroupError), (ids(1, 1), ClaimError)],
     ids=["unknown", "claimed", "twice"],
 )
@@ -239,7 +244,7 @@ async def test_unclaiming_gives_the_groups_back_in_front() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "move", "problem"),
+    "before, move, problem",
     [
         ((), "finish", "has not begun"),
         (("begin",), "begin", "its step has begun"),
@@ -347,7 +352,7 @@ async def test_a_restore_takes_over_entries_as_ready() -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "error"),
+    "positions, error",
     [((1, 0), DuplicateOwnerError), ((1, 1), DuplicateOwnerError), ((1, 2), MissingRowError)],
     ids=["owned", "twice", "rows missing"],
 )

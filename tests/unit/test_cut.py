@@ -137,7 +137,7 @@ async def test_a_thread_that_worked_for_one_cut_proves_nothing_for_another() -> 
 async def test_a_cut_has_no_truth_value() -> None:
     """Whether a cut is there and whether it is live are different questions."""
     async with make().mutation("retry") as cut:
-        with pytest.raises(TypeError, match="ask .live"):
+        with pytest.raises(TypeError, match=r"ask \.live"):
             bool(cut)
 
 

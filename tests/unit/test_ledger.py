@@ -204,7 +204,9 @@ async def test_statistics_count_by_phase() -> None:
             owners.ledger.reserve_group(cut, record(position))
         assert owners.ledger.statistics().target_step_max is None
         for position in range(2):
-            owners.ledger.mark_group_admitted(cut, ref(position).group_id, target_step=7 - position, start_version=0)
+            owners.ledger.mark_group_admitted(
+                cut, ref(position).group_id, target_step=7 - position, start_version=0
+            )
     now = owners.ledger.statistics()
     assert (now.reserved, now.admitted, now.target_step_max) == (1, 2, 7)
     assert len(owners.ledger) == 3

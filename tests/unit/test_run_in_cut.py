@@ -11,7 +11,13 @@ from contextvars import ContextVar
 import pytest
 
 from quiesce.barrier import held_cut, require_no_cut
-from quiesce.errors import BarrierPoisonedError, CutExpiredError, DrainTimeoutError, ForeignCutError, LockOrderError
+from quiesce.errors import (
+    BarrierPoisonedError,
+    CutExpiredError,
+    DrainTimeoutError,
+    ForeignCutError,
+    LockOrderError,
+)
 from quiesce.testing import EventRecorder, VirtualTimeLoop, in_virtual_time, settle, strict_hub
 from tests.barriers import Barrier, Visitor, make, pristine
 
@@ -58,7 +64,10 @@ async def test_the_result_comes_back() -> None:
     """Arguments go in, the result comes out and is recorded once."""
     barrier, recorded = make(), list[int]()
     async with barrier.mutation("retry") as cut:
-        assert await barrier.run_in_cut(cut, divmod, 7, 2, record=lambda pair: recorded.extend(pair)) == (3, 1)
+        assert await barrier.run_in_cut(cut, divmod, 7, 2, record=recorded.extend) == (
+            3,
+            1,
+        )
     assert recorded == [3, 1]
 
 

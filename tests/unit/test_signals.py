@@ -7,7 +7,15 @@ import asyncio
 import pytest
 
 from quiesce.signals import Changed, TrainerVersion
-from quiesce.testing import EventRecorder, all_waiting, cancelled_at, in_virtual_time, settle, strict_hub
+from quiesce.testing import (
+    EventRecorder,
+    Stopped,
+    all_waiting,
+    cancelled_at,
+    in_virtual_time,
+    settle,
+    strict_hub,
+)
 
 
 def version(value: int = 0) -> TrainerVersion:
@@ -100,28 +108,24 @@ def test_a_cancelled_wait_leaves_no_trace(*, late: bool) -> None:
     """Cancelled at any suspension, before or after its wake-up, no waiter remains."""
 
     @in_virtual_time
-    async def run() -> None:
-        step = 0
-        while True:
-            changed, state = Changed(), [0]
+    async def run(step: int) -> Stopped:
+        changed, state = Changed(), [0]
 
-            async def notify() -> None:
-                for value in range(1, 4):
-                    await settle()
-                    state[0] = value
-                    changed.notify()  # noqa: B023 - awaited before the next round
+        async def notify() -> None:
+            for value in range(1, 4):
+                await settle()
+                state[0] = value
+                changed.notify()
 
-            notifier = asyncio.create_task(notify())
-            stopped = await cancelled_at(changed.wait_until(lambda: state[0] >= 3), step, late=late)  # noqa: B023
-            await notifier
-            assert changed.waiting == 0
-            if not stopped.reached:
-                break
-            assert stopped.outcome == "cancelled"
-            step += 1
-        assert step == 4  # before the first step, and three suspensions
+        notifier = asyncio.create_task(notify())
+        stopped = await cancelled_at(changed.wait_until(lambda: state[0] >= 3), step, late=late)
+        await notifier
+        assert changed.waiting == 0
+        return stopped
 
-    run()
+    for step in range(4):  # before its first step, and at its three suspensions
+        assert run(step).outcome == "cancelled"
+    assert run(4) == Stopped("completed", reached=False)
 
 
 @in_virtual_time

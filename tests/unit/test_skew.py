@@ -47,13 +47,13 @@ async def test_the_replay_of_the_cut_depends_on_the_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a cursor of an earlier moment, the resumed run is refused its next step: nothing in it is hard-wired."""
-    sources = skew._Run.sources
+    sources = skew._Run.sources  # noqa: SLF001 - the scenario's own parts
 
     def stale(run: skew._Run, sampler_state: object = None) -> CutSources:
         run.sampler.restore_cursor(run.sampler.dispatch_cursor - 1)
         return sources(run)
 
-    monkeypatch.setattr(skew._Run, "sources", stale)
+    monkeypatch.setattr(skew._Run, "sources", stale)  # noqa: SLF001 - the scenario's own parts
 
     with pytest.raises(AdmissionError, match="step 6"):
         await skew.replay("cut", tmp_path)

@@ -49,7 +49,9 @@ def test_a_hung_call_does_not_keep_the_process_from_exiting() -> None:
         "DaemonExecutor('t').submit(hang)\n"
         "inside.wait()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], timeout=40, check=False, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], timeout=40, check=False, capture_output=True, text=True
+    )
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

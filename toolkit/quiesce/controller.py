@@ -251,6 +251,8 @@ class Controller:
             await self._sync_weights(owners.versions.value)
         if loaded is None:
             await self._save_start(checkpointer)
+        else:
+            await checkpointer.prepare()
         self._saved_step = owners.step
 
         rollouts = Rollouts(

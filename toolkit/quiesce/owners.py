@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from quiesce.prompts import Pull
     from quiesce.spares import SparePool
 
-__all__ = ["Owners"]
+__all__ = ["Owners", "reserved_batches"]
 
 
 @dataclass(eq=False, slots=True)
@@ -326,6 +326,8 @@ class Owners:
             return []
         refs = [self.spares.take(cut) for _ in range(len(self.spares))]
         self.spares.restore(cut, [ref for ref in refs if ref.group_id != name])
+        if self.barrier.hub.owner_moved:
+            self.barrier.hub.fire("owner_moved", name, "spares", "dropped", "violation")
         return [ref for ref in refs if ref.group_id == name]
 
     def _take_ready(self, cut: Cut, name: str) -> list[PromptRef]:

@@ -50,7 +50,10 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 THREAD_PATIENCE_SECONDS: Final = 20.0
-"""Real seconds for which a virtual loop that is idle waits for a thread; then it is a deadlock."""
+"""Real seconds for which a virtual loop that is idle waits for a call in an executor; then it is a deadlock."""
+
+STRANGER_PATIENCE_SECONDS: Final = 0.5
+"""The same while no such call is out: some other thread may still hand something to the loop."""
 
 
 # ----------------------------------------------------------------------------------------------------- hooks
@@ -159,7 +162,8 @@ class _JumpingSelector(selectors.SelectSelector):
             # One float further: far from 0 the sum may round down to where it was, for ever.
             self.loop.now = math.nextafter(self.loop.now + timeout, math.inf)
             return []
-        ready = super().select(THREAD_PATIENCE_SECONDS)
+        patience = THREAD_PATIENCE_SECONDS if self.loop.expects_thread() else STRANGER_PATIENCE_SECONDS
+        ready = super().select(patience)
         if not ready:
             raise DeadlockError(
                 {task.get_name(): repr(task.get_coro()) for task in asyncio.all_tasks(self.loop)}

@@ -23,6 +23,7 @@ __all__ = [
     "GroupRecord",
     "PromptRef",
     "RowKey",
+    "group_ids",
 ]
 
 OWNERS: Final = ("ledger", "spares", "buffer", "training")

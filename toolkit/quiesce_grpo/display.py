@@ -201,7 +201,9 @@ class TrainDisplay:
         if not known:
             return
         yield Text()
-        yield Text(f"{'saving took':<{_LABEL}}{'median ms':>12}{'largest ms':>12}   and held up", style="bold")
+        yield Text(
+            f"{'saving took':<{_LABEL}}{'median ms':>12}{'largest ms':>12}   and held up", style="bold"
+        )
         for phase, seconds in known.items():
             median, largest = statistics.median(seconds) * 1e3, max(seconds) * 1e3
             yield Text(f"{'  ' + phase:<{_LABEL}}{median:>12.3f}{largest:>12.3f}   {_HELD_UP[phase]}")
@@ -221,7 +223,9 @@ class TrainDisplay:
             grid.add_row("step", f"{self._step}, {elapsed}")
         grid.add_row("now", self._phase)
         grid.add_row("reward", self._reward())
-        staleness = "–" if self._staleness is None else f"{self._staleness:.2f} versions, mean of the last step"
+        staleness = (
+            "–" if self._staleness is None else f"{self._staleness:.2f} versions, mean of the last step"
+        )
         grid.add_row("staleness", staleness)
         grid.add_row("groups", _counts(self._groups()))
         grid.add_row("cursor", f"{self._cursor()}, trainer version {self._version()}")

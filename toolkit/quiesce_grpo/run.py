@@ -7,6 +7,8 @@ Yield rule: :func:`train` suspends; whatever blocks (building, warming up, stagi
 from __future__ import annotations
 
 import asyncio
+import signal
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -112,14 +114,23 @@ def build_source(config: RunConfig, task: Any) -> StatefulLoaderSource:  # noqa:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     workers = config.loader.workers
-    loader: StatefulDataLoader[Any] = StatefulDataLoader(
-        IndexedDataset(task),
-        batch_size=config.controller.groups_per_step,
-        shuffle=config.loader.shuffle,
-        generator=torch.Generator().manual_seed(config.seed) if config.loader.shuffle else None,
-        num_workers=workers,
-        collate_fn=list,
-        # Forking a process that has threads can deadlock the child.
-        multiprocessing_context="forkserver" if workers else None,
-    )
+    with warnings.catch_warnings():
+        # torchdata 0.11 calls what torch 2.13 deprecated whenever a loader is built; it says nothing about this run.
+        warnings.filterwarnings("ignore", "'set_vital' is deprecated", UserWarning)
+        loader: StatefulDataLoader[Any] = StatefulDataLoader(
+            IndexedDataset(task),
+            batch_size=config.controller.groups_per_step,
+            shuffle=config.loader.shuffle,
+            generator=torch.Generator().manual_seed(config.seed) if config.loader.shuffle else None,
+            num_workers=workers,
+            collate_fn=list,
+            worker_init_fn=_leave_interrupts_alone if workers else None,
+            # Forking a process that has threads can deadlock the child.
+            multiprocessing_context="forkserver" if workers else None,
+        )
     return StatefulLoaderSource(loader, epochs=config.loader.epochs)
+
+
+def _leave_interrupts_alone(_worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; a worker that ends on it would fail the stop's last save."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

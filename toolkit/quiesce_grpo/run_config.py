@@ -194,7 +194,8 @@ def _check_sampler(config: RunConfig) -> None:
     capacity = config.controller.buffer_capacity
     if capacity is not None and capacity < needed:
         raise ConfigError(
-            "controller.buffer_capacity", f"holds {capacity} groups, but sampler {sampler.name} needs {needed}"
+            "controller.buffer_capacity",
+            f"holds {capacity} groups, but sampler {sampler.name} needs {needed}",
         )
 
 
@@ -252,4 +253,3 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - a YAML tree
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
-

@@ -106,7 +106,7 @@ def rows_of(state: CutState) -> frozenset[RowKey]:
     return frozenset(key for item in state.entries for key in item.keys)
 
 
-def manifest_for(state: CutState, files: Mapping[str, bytes] | None = None, **changes: Any) -> Manifest:
+def manifest_for(state: CutState, files: Mapping[str, bytes] | None = None, **changes: Any) -> Manifest:  # noqa: ANN401 - of the record
     """Return a manifest for a cut; with digests that nobody checks unless ``files`` are given."""
     import hashlib
 

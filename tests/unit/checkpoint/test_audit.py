@@ -232,7 +232,7 @@ async def test_a_child_that_went_back_is_found(
 async def test_a_child_that_forgot_a_trained_prompt_is_found(run: Path) -> None:
     """A bit that the parent has and the child lacks, although the child by itself adds up."""
 
-    def forget(body: Any) -> None:
+    def forget(body: Any) -> None:  # noqa: ANN401 - any value
         epoch = body["open"][0]
         epoch["trained"], epoch["dropped"] = "/gA=", "AQA="
         epoch["reasons"] = {"failed": 1}

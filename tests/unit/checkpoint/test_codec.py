@@ -17,7 +17,7 @@ from quiesce.checkpoint import codec
 from quiesce.errors import DocumentError, UnencodableStateError
 
 
-def round_trip(value: object) -> Any:
+def round_trip(value: object) -> Any:  # noqa: ANN401 - any value
     """Encode to bytes and back."""
     return codec.loads(codec.dumps(value), file="state.json")
 
@@ -87,7 +87,7 @@ def test_a_dict_keeps_the_order_of_its_keys() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (3, 2), (0,), (2, 0, 3)])
-@pytest.mark.parametrize("dtype", sorted(codec._TORCH_DTYPES))
+@pytest.mark.parametrize("dtype", sorted(codec._TORCH_DTYPES))  # noqa: SLF001 - every dtype that is promised
 def test_a_torch_tensor_comes_back_bit_for_bit(dtype: str, shape: tuple[int, ...]) -> None:
     """Dtype, shape and bytes are the same, for every dtype and for empty and zero-dimensional tensors."""
     size = math.prod(shape) * getattr(torch, dtype).itemsize

@@ -75,7 +75,7 @@ class Fresh:
         """Note it."""
         self.ended.append((outcome, reason, groups))
 
-    def targets(self, **changes: Any) -> RestoreTargets:
+    def targets(self, **changes: Any) -> RestoreTargets:  # noqa: ANN401 - of the record
         """Return them as the targets of a restore."""
 
         def apply(_cut: object, restored: RestoredRun) -> None:
@@ -94,7 +94,7 @@ class Fresh:
         )
         return replace(base, **changes)
 
-    async def restore(self, loaded: LoadedCheckpoint, **changes: Any) -> RestoredRun:
+    async def restore(self, loaded: LoadedCheckpoint, **changes: Any) -> RestoredRun:  # noqa: ANN401 - of the record
         """Restore into them."""
         return await restore_into(loaded, self.targets(**changes), incarnation=self.incarnation)
 
@@ -389,7 +389,7 @@ async def test_an_unreadable_part_is_refused_and_not_taken_for_corrupt(
     """A disk that fails for a moment must not cost the newest checkpoint."""
     real = os.open
 
-    def failing(path: Any, *args: Any, **kwargs: Any) -> int:
+    def failing(path: Any, *args: Any, **kwargs: Any) -> int:  # noqa: ANN401 - any value
         if str(path).endswith("ledger.json"):
             raise OSError(5, "Input/output error")
         return real(path, *args, **kwargs)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+import weakref
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,6 @@ from quiesce.errors import (
     ClaimError,
     ConfigError,
     DrainTimeoutError,
-    FenceError,
     IncarnationSupersededError,
     LockOrderError,
     PreviousWriteError,
@@ -27,7 +28,7 @@ from quiesce.errors import (
 )
 from quiesce.invariants import Violation
 from quiesce.types import PHASES, GroupRecord
-from tests.save_rig import Rig, journal_events, watched_disk
+from tests.save_rig import RecordingFence, Rig, broken, journal_events, watched_disk
 
 
 @pytest.fixture
@@ -36,36 +37,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     rig = Rig(tmp_path / "run")
     yield rig
     await rig.close()
-
-
-class RecordingFence:
-    """A fence that notes its calls and fails where it is told to."""
-
-    def __init__(self, fail: str = "") -> None:
-        self.calls: list[str] = []
-        self.fail = fail
-        self.hold = asyncio.Event()
-        self.reached = asyncio.Event()
-
-    async def _call(self, what: str) -> None:
-        self.calls.append(what)
-        if self.fail == f"hold {what}":
-            self.reached.set()
-            await self.hold.wait()
-        if self.fail == what:
-            raise FenceError("cut", f"worker 3 did not {what}")
-
-    async def close(self, cut_id: str, timeout: float) -> None:
-        """Note it."""
-        await self._call("close")
-
-    async def verify(self) -> None:
-        """Note it."""
-        await self._call("verify")
-
-    async def reopen(self) -> None:
-        """Note it."""
-        self.calls.append("reopen")
 
 
 def open_pins(rig: Rig) -> int:
@@ -304,12 +275,6 @@ async def test_an_unstarted_claim_is_captured_as_the_buffers(rig: Rig) -> None:
 # ------------------------------------------------------------------------------------------------- suspects
 
 
-def broken(captured: CapturedCut, parent: CutState | None) -> Sequence[Violation]:
-    """Judge every cut that has groups as broken."""
-    groups = tuple(record.group_id for record in captured.state.ledger)
-    return [Violation("single_owner", "critical", "two owners", groups=groups)] if groups else []
-
-
 async def test_a_cut_that_breaks_a_critical_invariant_is_kept_as_a_suspect_and_not_published(
     tmp_path: Path,
 ) -> None:
@@ -332,6 +297,27 @@ async def test_a_cut_that_breaks_a_critical_invariant_is_kept_as_a_suspect_and_n
     manifest = parse_manifest((result.path / "manifest.json").read_bytes())
     assert manifest.parent_cut == good.cut_id
     await rig.close()
+
+
+async def test_a_cut_that_lost_rows_is_kept_with_those_that_are_left(tmp_path: Path) -> None:
+    """Rows cleared behind the index's back break rows_present; the suspect holds the rows that are there."""
+    told: list[Violation] = []
+    rig = Rig(tmp_path / "run", verify=None, on_suspect=told.extend)
+    try:
+        kept, lost = await rig.finished(), await rig.finished()
+        gone = rig.buffer.find(lost)
+        assert gone is not None
+        rig.plane.clear(gone.keys)
+
+        result = await rig.save()
+
+        assert (result.outcome, result.reason) == ("refused", "invariant")
+        assert result.path is not None
+        assert result.path.name.endswith(".suspect")
+        assert result.rows == len(kept_entry.keys if (kept_entry := rig.buffer.find(kept)) else ())
+        assert {(found.invariant, found.groups) for found in told} == {("rows_present", (lost,))}
+    finally:
+        await rig.close()
 
 
 async def test_one_suspect_is_kept(tmp_path: Path) -> None:
@@ -545,3 +531,25 @@ def test_importing_the_package_imports_neither_torch_nor_numpy() -> None:
     program = "import sys, quiesce.checkpoint; print({'torch', 'numpy', 'safetensors'} & set(sys.modules))"
     ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert ended.stdout.strip() == "set()"
+
+
+async def test_a_failed_write_keeps_nothing_of_the_trainers_copy_alive(rig: Rig) -> None:
+    """What a result says of its error must not hold the frames, and with them gigabytes, until the next save."""
+
+    class Copy:
+        async def write(self, directory: Path) -> None:
+            raise OSError(28, "full")
+
+    held: list[weakref.ref[Copy]] = []
+
+    async def stage() -> Copy:
+        copy = Copy()
+        held.append(weakref.ref(copy))
+        return copy
+
+    rig.trainer.stage = stage  # type: ignore[method-assign]  # a copy of its own for each save
+    result = await rig.save()
+    assert (result.outcome, result.reason) == ("failed", "disk")
+    gc.collect()
+    assert held[0]() is None
+    assert "full" in str(result.error)

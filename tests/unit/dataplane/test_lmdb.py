@@ -347,7 +347,7 @@ def start_holder(opened: Opened) -> subprocess.Popen[str]:
     return worker
 
 
-def test_a_forked_child_is_refused_and_may_attach_anew(tmp_path: Path) -> None:
+def test_a_forked_child_is_refused(tmp_path: Path) -> None:
     """What was opened before a fork is refused in the child, pins too; the parent's stay as they are."""
     script = (
         "from quiesce.errors import ForkedDataPlaneError\n"

@@ -3,6 +3,7 @@
 import struct
 import subprocess
 import sys
+import types
 from typing import Any
 
 import numpy as np
@@ -282,3 +283,14 @@ def test_numpy_alone_is_enough() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("[0, 1, 2]\n", "", 0)
+
+
+def test_a_put_is_not_disturbed_by_another_thread_that_is_importing_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While torch is being imported elsewhere it is in sys.modules without its types; numpy rows still encode."""
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+
+    encoded = encode_row({"tokens": np.arange(3)})
+
+    assert list(decode_row(encoded, "numpy")["tokens"]) == [0, 1, 2]

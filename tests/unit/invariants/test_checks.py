@@ -45,13 +45,13 @@ def found(name: str, state: CutState, facts: CutFacts | None = None) -> list[Vio
     return violations
 
 
-def account(state: CutState, **changes: Any) -> CutState:
+def account(state: CutState, **changes: Any) -> CutState:  # noqa: ANN401 - of the record
     """Return the cut with a changed account of its open epoch."""
     (epoch,) = state.accounting.open
     return replace(state, accounting=replace(state.accounting, open=(replace(epoch, **changes),)))
 
 
-def closed(state: CutState, **changes: Any) -> CutState:
+def closed(state: CutState, **changes: Any) -> CutState:  # noqa: ANN401 - of the record
     """Return the cut with changed totals."""
     return replace(
         state, accounting=replace(state.accounting, closed=replace(state.accounting.closed, **changes))

@@ -92,7 +92,7 @@ def dumps(value: object) -> bytes:
     return to_bytes(encode(value))
 
 
-def loads(data: bytes, *, file: str) -> Any:
+def loads(data: bytes, *, file: str) -> Any:  # noqa: ANN401 - any value
     """Decode what :func:`dumps` made.
 
     Args:
@@ -105,7 +105,7 @@ def loads(data: bytes, *, file: str) -> Any:
     return decode(parse_json(data, file=file), file=file)
 
 
-def parse_json(data: bytes, *, file: str) -> Any:
+def parse_json(data: bytes, *, file: str) -> Any:  # noqa: ANN401 - any value
     """Parse JSON strictly: UTF-8, no key twice, no NaN, no integer beyond 64 bits, bounded nesting.
 
     Raises:
@@ -127,7 +127,7 @@ def parse_json(data: bytes, *, file: str) -> Any:
         return found
 
     def integer(text: str) -> int:
-        if len(text) > 20 or not _INT64[0] <= int(text) < _INT64[1]:
+        if len(text) > 20 or not _INT64[0] <= int(text) < _INT64[1]:  # noqa: PLR2004 - digits of 2**63
             refuse(f"the integer {text[:24]} does not fit 64 bits")
         return int(text)
 
@@ -158,7 +158,7 @@ def parse_json(data: bytes, *, file: str) -> Any:
 # --------------------------------------------------------------------------------------------------- encoding
 
 
-def encode(value: object, *, path: str = "$") -> Any:
+def encode(value: object, *, path: str = "$") -> Any:  # noqa: ANN401 - any value
     """Turn a state into JSON values.
 
     Args:
@@ -171,7 +171,7 @@ def encode(value: object, *, path: str = "$") -> Any:
     return _encode(value, path, 0)
 
 
-def _encode(value: object, path: str, depth: int) -> Any:
+def _encode(value: object, path: str, depth: int) -> Any:  # noqa: ANN401 - any value
     if depth > MAX_DEPTH:
         raise UnencodableStateError(path, f"nested more than {MAX_DEPTH} levels deep (or it contains itself)")
     simple = _ENCODERS.get(type(value))
@@ -191,7 +191,7 @@ def _encode(value: object, path: str, depth: int) -> Any:
     )
 
 
-def _encode_int(value: Any, _path: str, _depth: int) -> Any:
+def _encode_int(value: Any, _path: str, _depth: int) -> Any:  # noqa: ANN401 - any value
     if _INT64[0] <= value < _INT64[1]:
         return value
     if value.bit_length() > _MAX_INT_BITS:
@@ -199,7 +199,7 @@ def _encode_int(value: Any, _path: str, _depth: int) -> Any:
     return {"$": "int", "hex": f"{value:x}"}
 
 
-def _encode_float(value: Any, _path: str, _depth: int) -> Any:
+def _encode_float(value: Any, _path: str, _depth: int) -> Any:  # noqa: ANN401 - any value
     return value if math.isfinite(value) else {"$": "float", "value": repr(value)}
 
 
@@ -214,13 +214,13 @@ def _encode_pairs(value: Mapping[Any, Any], path: str, depth: int) -> list[Any]:
     ]
 
 
-def _encode_dict(value: Any, path: str, depth: int) -> Any:
+def _encode_dict(value: Any, path: str, depth: int) -> Any:  # noqa: ANN401 - any value
     if all(type(key) is str for key in value) and "$" not in value:
         return {key: _encode(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
     return {"$": "dict", "items": _encode_pairs(value, path, depth)}
 
 
-def _encode_ordered(value: Any, path: str, depth: int) -> Any:
+def _encode_ordered(value: Any, path: str, depth: int) -> Any:  # noqa: ANN401 - any value
     if vars(value):
         raise UnencodableStateError(
             path, f"an OrderedDict with attributes {', '.join(vars(value))} cannot be stored"
@@ -247,7 +247,7 @@ _ENCODERS: Final[dict[type, Callable[[Any, str, int], Any]]] = {
 }
 
 
-def _encode_torch(torch: Any, value: Any, path: str) -> dict[str, Any] | None:
+def _encode_torch(torch: Any, value: Any, path: str) -> dict[str, Any] | None:  # noqa: ANN401 - lazily imported
     if not isinstance(value, torch.Tensor):
         return None
     dtype = str(value.dtype).removeprefix("torch.")
@@ -269,7 +269,7 @@ def _encode_torch(torch: Any, value: Any, path: str) -> dict[str, Any] | None:
     return {"$": "torch", "dtype": dtype, "shape": list(value.shape), "base64": _base64(data)}
 
 
-def _encode_numpy(numpy: Any, value: Any, path: str) -> dict[str, Any] | None:
+def _encode_numpy(numpy: Any, value: Any, path: str) -> dict[str, Any] | None:  # noqa: ANN401 - lazily imported
     if not isinstance(value, numpy.ndarray | numpy.generic):
         return None
     little = value.dtype.newbyteorder("<")
@@ -290,7 +290,7 @@ def _encode_numpy(numpy: Any, value: Any, path: str) -> dict[str, Any] | None:
 # --------------------------------------------------------------------------------------------------- decoding
 
 
-def decode(value: object, *, file: str, path: str = "$") -> Any:
+def decode(value: object, *, file: str, path: str = "$") -> Any:  # noqa: ANN401 - any value
     """Turn JSON values back into the state.
 
     Args:
@@ -313,7 +313,7 @@ class _Decoder:
     def refuse(self, path: str, problem: str) -> NoReturn:
         raise DocumentError(self._file, path, problem)
 
-    def decode(self, value: Any, path: str, depth: int) -> Any:
+    def decode(self, value: Any, path: str, depth: int) -> Any:  # noqa: ANN401 - any value
         if depth > MAX_DEPTH:
             self.refuse(path, f"nested more than {MAX_DEPTH} levels deep")
         if isinstance(value, list):
@@ -364,7 +364,7 @@ class _Decoder:
         found: dict[Any, Any] = OrderedDict() if kind == "ordered" else {}
         for number, pair in enumerate(pairs):
             here = f"{path}[{number}]"
-            if not isinstance(pair, list) or len(pair) != 2:
+            if not isinstance(pair, list) or len(pair) != 2:  # noqa: PLR2004 - a key and its value
                 self.refuse(here, "expected a key and a value")
             key = self.decode(pair[0], f"{here}[0]", depth + 1)
             try:
@@ -388,7 +388,7 @@ class _Decoder:
             self.refuse(f"{path}.base64", "not base64 in canonical form")
         return data
 
-    def tensor(self, kind: str, value: Mapping[str, Any], path: str) -> Any:
+    def tensor(self, kind: str, value: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - either library
         shape, dtype = value["shape"], value["dtype"]
         if (
             not isinstance(shape, list)
@@ -412,7 +412,7 @@ class _Decoder:
             self.refuse(path, f"not a tensor: {error}")
 
 
-def _tensor_from(kind: str, dtype: str, shape: list[int], data: bytes) -> Any:
+def _tensor_from(kind: str, dtype: str, shape: list[int], data: bytes) -> Any:  # noqa: ANN401 - either library
     if kind == "torch":
         import torch
 

@@ -34,7 +34,7 @@ class Node:
 
     __slots__ = ("file", "path", "value")
 
-    def __init__(self, file: str, path: str, value: Any) -> None:
+    def __init__(self, file: str, path: str, value: Any) -> None:  # noqa: ANN401 - any value
         self.file = file
         self.path = path
         self.value = value
@@ -130,4 +130,4 @@ class Node:
 def _shown(value: object) -> str:
     """Return a short text for a value that was not expected."""
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return text if len(text) <= 60 else f"{text[:57]}…"  # noqa: PLR2004 - keeps a message on one line

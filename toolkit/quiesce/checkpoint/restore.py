@@ -306,7 +306,7 @@ class RestoredRun:
             out.
         rows: Rows filled.
         dropped: Groups of a suspect checkpoint that were at fault and are dropped now.
-        parts: Nanoseconds by part: ``rows``, ``documents``.
+        parts: Nanoseconds by part: ``verify``, ``rows``, ``documents``.
     """
 
     info: CheckpointInfo
@@ -359,7 +359,7 @@ async def restore_into(
         DataPlaneError: If the rows cannot be filled.
     """
     hub = targets.barrier.hub if targets.hub is None else targets.hub
-    parts: dict[str, int] = {}
+    parts = {"verify": loaded.verify_ns}
     try:
         state, dropped = _judged(loaded)
         state = _rewritten(state, incarnation)

@@ -57,12 +57,11 @@ class Retention:
         self._proved: dict[str, _Signature] = {}
 
     def note_published(self, folder: Path, manifest: Manifest) -> None:
-        """Take note of a checkpoint that was just written, so that it is not read again.
-
-        Raises:
-            OSError: If it cannot be looked at.
-        """
-        self._proved[folder.name] = _signature(folder, manifest)
+        """Take note of a checkpoint that was just written, so that it is not read again."""
+        try:
+            self._proved[folder.name] = _signature(folder, manifest)
+        except OSError:
+            self._proved.pop(folder.name, None)  # it is published all the same; its digests will be read
 
     def apply(self) -> list[CheckpointName]:
         """Delete what is older than the last ``keep`` usable checkpoints.

@@ -35,6 +35,7 @@ import contextlib
 import json
 import logging
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -212,7 +213,7 @@ class Checkpointer:
         self._lock = asyncio.Lock()
         self._parent = restored
         self._published: CutState | None = None  # by this incarnation
-        self._lineage = {*run_folder.lineage, *([] if restored is None else [restored.cut_id])}
+        self._restored_cut = None if restored is None else restored.cut_id
         self._prepared = False
         self._write: asyncio.Task[SaveResult] | None = None
         self._writing: _Attempt | None = None
@@ -370,12 +371,16 @@ class Checkpointer:
                 ),
                 default=CheckpointName(self._parent.step),
             )
-            publish.set_newer_aside(self._run, newest, self._lineage)
+            publish.set_newer_aside(self._run, newest, self._lineage())
         for leftover in self._run.leftovers():
             try:
                 files.remove_tree(leftover)
             except OSError:
                 _LOG.exception("%s of a dead incarnation could not be removed; saving goes on", leftover)
+
+    def _lineage(self) -> set[str]:
+        """The cuts before this incarnation; read late, because the restore may be recorded after this was built."""
+        return {*self._run.lineage, *([] if self._restored_cut is None else [self._restored_cut])}
 
     def _nothing_changed(self, attempt: _Attempt) -> bool:
         last = self._published
@@ -477,7 +482,9 @@ class Checkpointer:
                 with self._phase(attempt.cut_id, "verify"):
                     refused = await self._judge(attempt, captured)
                 with self._phase(attempt.cut_id, "write"):
-                    written = await write.write_cut(folder, captured, staged, self._executor, rows=rows)
+                    written = await write.write_cut(
+                        folder, captured, staged, self._executor, rows=rows, suspect=refused
+                    )
             finally:
                 captured.snapshot.release()
             attempt.written = written
@@ -489,10 +496,11 @@ class Checkpointer:
             raise
         except Exception as error:  # noqa: BLE001 - of the disk, the trainer, the data plane: it is this attempt's end
             await self._discard(folder)
-            if attempt.violations and self._refuses(attempt.violations):
-                _LOG.exception("the suspect cut of step %d could not be kept", attempt.step)
-                return self._end(attempt, "refused", "invariant", error=error)
-            return self._fail(attempt, error)
+            result = self._failed_write(attempt, error)
+            # The error is kept with the result, and must not keep the trainer's copy with it.
+            del staged
+            _forget_frames(error)
+            return result
         if refused:
             self._run.journal.append("suspect", self._incarnation, step=attempt.step, cut_id=state.cut_id)
             return self._end(attempt, "refused", "invariant", path=path)
@@ -563,7 +571,7 @@ class Checkpointer:
         manifest = write.manifest_of(written, state, restored_from=self._run.restored_from)
         if refused:
             return publish.publish_suspect(self._run, written.folder, manifest)
-        path = publish.publish(self._run, written.folder, manifest, self._lineage)
+        path = publish.publish(self._run, written.folder, manifest, self._lineage())
         self._retention.note_published(path, manifest)
         return path
 
@@ -594,6 +602,12 @@ class Checkpointer:
         """Hold a task until it is done; the next save and ``wait`` wait for it."""
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)
+
+    def _failed_write(self, attempt: _Attempt, error: Exception) -> SaveResult:
+        if self._refuses(attempt.violations):
+            _LOG.error("the suspect cut of step %d could not be kept", attempt.step, exc_info=error)
+            return self._end(attempt, "refused", "invariant", error=error)
+        return self._fail(attempt, error)
 
     def _fail(self, attempt: _Attempt, error: BaseException) -> SaveResult:
         outcome: Outcome = "failed"
@@ -670,3 +684,14 @@ class Checkpointer:
             raise
         finally:
             self._hub.fire("phase_ended", cut_id, phase, self._clock() - since, outcome)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Let go of what the frames hold that an error was raised through; it was logged before."""
+    seen: set[int] = set()
+    step: BaseException | None = error
+    while step is not None and id(step) not in seen:
+        seen.add(id(step))
+        traceback.clear_frames(step.__traceback__)
+        step.__traceback__ = None
+        step = step.__cause__ or step.__context__

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quiesce.dataplane.interface import RowsWritten
     from quiesce.types import RowKey
 
-__all__ = ["TRAINER_FOLDER", "WrittenCut", "counted_rows", "write_cut", "write_rows"]
+__all__ = ["TRAINER_FOLDER", "WrittenCut", "counted_rows", "manifest_of", "write_cut", "write_rows"]
 
 TRAINER_FOLDER: Final = "trainer"
 """Where in a checkpoint the trainer's own files are."""
@@ -57,16 +57,20 @@ def counted_rows(state: CutState) -> tuple[RowKey, ...]:
     return tuple(key for entry in state.entries for key in entry.keys)
 
 
-def write_rows(folder: Path, captured: CapturedCut) -> RowsWritten:
+def write_rows(folder: Path, captured: CapturedCut, *, suspect: bool = False) -> RowsWritten:
     """Create the temporary folder and write the rows into it. Blocks.
+
+    Args:
+        folder: The temporary folder; must not be there.
+        captured: The cut.
+        suspect: Whether the cut was refused, perhaps because rows are missing: then those that are there are written.
 
     Raises:
         OSError: If the disk refuses.
         DataPlaneError: If a row that the cut counts was not there at the instant.
     """
-    state = captured.state
     files.make_folder(folder)
-    return captured.snapshot.write(folder, counted_rows(state), documents.rows_metadata(state))
+    return _snapshot_rows(folder, captured, suspect=suspect)
 
 
 async def write_cut(
@@ -76,6 +80,7 @@ async def write_cut(
     executor: Executor,
     *,
     rows: RowsWritten | None = None,
+    suspect: bool = False,
 ) -> WrittenCut:
     """Write everything but the manifest.
 
@@ -85,6 +90,7 @@ async def write_cut(
         staged: The trainer's state.
         executor: Where blocking work runs; needs two threads.
         rows: What was written inside the window already, for data planes that hold no instant.
+        suspect: Whether the cut was refused, perhaps because rows are missing: then those that are there are written.
 
     Raises:
         OSError: If the disk refuses.
@@ -95,21 +101,12 @@ async def write_cut(
     trainer = folder / TRAINER_FOLDER
     await in_thread(executor, files.make_folder, trainer)
 
-    async def rows_part() -> RowsWritten:
-        if rows is not None:
-            return rows
-        keys, state = counted_rows(captured.state), captured.state
-        metadata = await in_thread(executor, documents.rows_metadata, state)
-        return await in_thread(executor, captured.snapshot.write, folder, keys, metadata)
-
-    async def trainer_part() -> tuple[FileDigest, ...]:
-        await staged.write(trainer)
-        return await in_thread(executor, _seal, trainer)
-
     written, of_trainer, of_documents = cast(
         "tuple[RowsWritten, tuple[FileDigest, ...], tuple[FileDigest, ...]]",
         await _all(
-            rows_part(), trainer_part(), in_thread(executor, _write_documents, folder, captured.state)
+            _rows(folder, captured, executor, rows, suspect=suspect),
+            _trainer(trainer, staged, executor),
+            in_thread(executor, _write_documents, folder, captured.state),
         ),
     )
     return WrittenCut(folder, (*written.files, *of_trainer, *of_documents), written)
@@ -135,6 +132,27 @@ def manifest_of(written: WrittenCut, state: CutState, *, restored_from: str | No
         rows_stamp=state.stamps["rows"],
         groups=documents.groups_by_owner(state),
     )
+
+
+async def _rows(
+    folder: Path, captured: CapturedCut, executor: Executor, rows: RowsWritten | None, *, suspect: bool
+) -> RowsWritten:
+    if rows is not None:
+        return rows
+    return await in_thread(executor, lambda: _snapshot_rows(folder, captured, suspect=suspect))
+
+
+def _snapshot_rows(folder: Path, captured: CapturedCut, *, suspect: bool) -> RowsWritten:
+    keys = counted_rows(captured.state)
+    if suspect:
+        missing = frozenset(captured.snapshot.missing(keys))
+        keys = tuple(key for key in keys if key not in missing)
+    return captured.snapshot.write(folder, keys, documents.rows_metadata(captured.state))
+
+
+async def _trainer(folder: Path, staged: Staged, executor: Executor) -> tuple[FileDigest, ...]:
+    await staged.write(folder)
+    return await in_thread(executor, _seal, folder)
 
 
 def _write_documents(folder: Path, state: CutState) -> tuple[FileDigest, ...]:

@@ -29,7 +29,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _BASE: Final = 1024
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse's subparsers have no public type
     """Add the command to an argument parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "audit",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "main_skew", "print_replays"]
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse's subparsers have no public type
     """Add the command to an argument parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "skew",

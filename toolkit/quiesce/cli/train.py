@@ -4,22 +4,32 @@ Rule: whatever ends the command, the run's folder says how to go on, and the exi
 The first interrupt or SIGTERM saves once and stops; a second one gives up at once.
 
 Exit codes: 0 finished or stopped with everything saved; 1 failed, or the last save failed; 2 wrong arguments, configuration
-or folder; 130 given up by a second interrupt.
+or folder; 130 or 143 given up by a second interrupt or SIGTERM.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import importlib.util
 import os
+import shlex
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from quiesce.errors import ConfigError, RunFolderError
+from quiesce.errors import (
+    ConfigError,
+    NothingToRestoreError,
+    QuiesceError,
+    RestoreRefusedError,
+    RunFolderError,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +37,7 @@ if TYPE_CHECKING:
     from quiesce import Controller, Hub, RunSummary
     from quiesce.checkpoint import RunFolder
     from quiesce.telemetry.enable import MetricsHandle
+    from quiesce_grpo.display import TrainDisplay
     from quiesce_grpo.run_config import RunConfig
 
 __all__ = ["CONFIG_FILE", "METRICS_SNAPSHOT", "add_parser", "main_train"]
@@ -40,9 +51,30 @@ METRICS_SNAPSHOT: Final = "metrics.prom"
 RUNS: Final = Path("runs")
 """Where run folders go unless ``--run-dir`` says otherwise."""
 
-_EXTRA: Final = (
-    "the reference run needs torch, transformers, torchdata and reasoning-gym: pip install 'quiesce[grpo]'"
-)
+_JOURNAL: Final = "lineage.jsonl"
+
+_NEEDED: Final = ("torch", "transformers", "torchdata", "reasoning_gym")
+_EXTRA: Final = "the reference run needs packages that are not installed ({}): pip install 'quiesce[grpo]'"
+
+_EPILOG: Final = """\
+presets:
+  tiny    a decoder learns to add two digits, on two CPU cores in minutes
+  gpu     half a billion parameters on word problems, on one H100/H200-class card
+
+examples:
+  quiesce train tiny
+  quiesce train tiny controller.max_steps=50 controller.sampler.name=windowed
+  quiesce train my.yaml --run-dir runs/mine
+  quiesce train --run-dir runs/mine --resume
+
+exit codes:
+  0    finished or stopped, and everything is saved
+  1    the run or its last save failed
+  2    wrong arguments, configuration or folder
+  130  given up by a second Ctrl-C (143: by a second SIGTERM)
+"""
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse's subparsers have no public type
@@ -50,22 +82,23 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse's subparsers h
     parser: argparse.ArgumentParser = commands.add_parser(
         "train",
         help="train a policy asynchronously with GRPO; kill it, resume it, lose nothing",
-        usage="quiesce train [CONFIG.yaml | PRESET] [KEY=VALUE ...] [--run-dir DIR] [--resume] [--accept-suspect]",
+        usage=(
+            "quiesce train [CONFIG.yaml | PRESET] [KEY=VALUE ...]\n"
+            "                     [--run-dir DIR] [--resume] [--accept-suspect]"
+        ),
         description=(
-            "Train a policy with asynchronous GRPO on a verifiable task. The first Ctrl-C (or SIGTERM) saves once and stops; "
-            "`--resume` goes on from the newest checkpoint."
+            "Train a policy with asynchronous GRPO on a verifiable task.\n"
+            "The first Ctrl-C (or SIGTERM) saves once and stops, a second one gives up;\n"
+            "--resume goes on from the newest checkpoint, also after a kill."
         ),
-        epilog=(
-            "Presets: tiny (two CPU cores, under three minutes), gpu (one H100/H200-class card). "
-            "Example: quiesce train tiny controller.max_steps=50 controller.sampler.name=windowed. "
-            "Exit codes: 0 everything is saved, 1 the run or its last save failed, 2 wrong arguments or folder."
-        ),
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="CONFIG.yaml | PRESET | KEY=VALUE",
-        help="a YAML file or a preset (default: tiny), then overrides such as controller.max_steps=50",
+        metavar="WORD",
+        help="a YAML file or a preset (default: tiny), then overrides KEY=VALUE",
     )
     parser.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="folder of the run (default: runs/NAME-DATE-TIME)"
@@ -92,31 +125,37 @@ def main_train(args: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
-    try:
-        import torch  # noqa: F401 - whether the extra is there
-        import torchdata  # noqa: F401 - as torch
-        import transformers  # noqa: F401 - as torch
-
-        from quiesce_grpo.run_config import RunConfig, dump_config
-    except ModuleNotFoundError as error:
-        print(f"quiesce train: {_EXTRA} ({error})", file=sys.stderr)
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"quiesce train: {_EXTRA.format(', '.join(missing))}", file=sys.stderr)
         return 2
-    from quiesce.checkpoint import RunFolder
+    from quiesce.checkpoint import RunFolder, files
+    from quiesce_grpo.run_config import dump_config
 
     if args.accept_suspect and not args.resume:
         raise ConfigError("--accept-suspect", "goes with --resume")
     path = _run_dir(args)
     config = _config(args, path)
-    assert isinstance(config, RunConfig)  # noqa: S101 - tells the type checker what a lazy import returned
     path = path or RUNS / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         folder = RunFolder.open(path, resume=args.resume)
     except RunFolderError as error:
         print(f"quiesce train: {error}", file=sys.stderr)
         return 2
-    with folder:
-        (path / CONFIG_FILE).write_text(dump_config(config), encoding="utf-8")
-        return _train(config, folder, resume=args.resume, accept_suspect=args.accept_suspect)
+    code = 1
+    try:
+        told = dump_config(config).encode()
+        with _writing(path):
+            if not args.resume or (path / CONFIG_FILE).read_bytes() != told:
+                files.replace_durable(path / CONFIG_FILE, told)
+        code = _train(config, folder, resume=args.resume, accept_suspect=args.accept_suspect)
+    finally:
+        try:
+            folder.close()
+        except OSError as error:
+            print(f"quiesce train: {path / _JOURNAL} cannot be written: {error}", file=sys.stderr)
+            code = 1
+    return code
 
 
 def _run_dir(args: argparse.Namespace) -> Path | None:
@@ -130,7 +169,11 @@ def _run_dir(args: argparse.Namespace) -> Path | None:
     runs = [entry for entry in RUNS.iterdir() if (entry / CONFIG_FILE).is_file()] if RUNS.is_dir() else []
     if not runs:
         raise ConfigError("--resume", f"there is no run under {RUNS}/; name its folder with --run-dir")
-    return max(runs, key=lambda entry: (entry / CONFIG_FILE).stat().st_mtime)
+    return max(runs, key=_last_active)
+
+
+def _last_active(run: Path) -> float:
+    return max((run / name).stat().st_mtime for name in (CONFIG_FILE, _JOURNAL) if (run / name).exists())
 
 
 def _config(args: argparse.Namespace, path: Path | None) -> RunConfig:
@@ -160,46 +203,50 @@ def _train(config: RunConfig, folder: RunFolder, *, resume: bool, accept_suspect
     hub = default_hub()
     console = Console()
     metrics: MetricsHandle | None = None
-    if config.metrics.enabled:
-        metrics = enable_metrics(
-            config.name,
-            config.metrics.port,
-            config.metrics.host,
-            hub=hub,
-            run_dir=folder.path,
-            info={"engine": "quiesce_grpo"},
-        )
-        metrics.expect_checkpoints(steps=config.controller.save_every_steps)
-    try:
+    with contextlib.ExitStack() as stack:
+        if config.metrics.enabled:
+            with _writing(folder.path):
+                metrics = enable_metrics(
+                    config.name,
+                    config.metrics.port,
+                    config.metrics.host,
+                    hub=hub,
+                    run_dir=folder.path,
+                    info={"engine": "quiesce_grpo"},
+                )
+            stack.callback(_linger, metrics, config.metrics.linger_seconds)
+            metrics.expect_checkpoints(steps=config.controller.save_every_steps)
         where = None if metrics is None else metrics.url
-        console.print(
-            f"run folder {folder.path}" + (f", metrics at {where}" if where else ""), highlight=False
-        )
-        with TrainDisplay(
-            hub, max_steps=config.controller.max_steps, console=console, where=where
-        ) as display:
-            log = configure_run_log(
-                folder.path, config.log_level, run=config.name, console=sys.stderr, console_level="warning"
+        _say(console, f"run folder   {folder.path}")
+        if where is not None:
+            _say(console, f"metrics      {where}")
+        with contextlib.ExitStack() as shown:
+            display = shown.enter_context(
+                TrainDisplay(hub, max_steps=config.controller.max_steps, console=console, where=where)
             )
-            observer = LogObserver(log)
+            # Opened while the display draws, so that its console lines go above the drawing.
+            with _writing(folder.path):
+                log = configure_run_log(
+                    folder.path,
+                    config.log_level,
+                    run=config.name,
+                    console=sys.stderr,
+                    console_level="warning",
+                )
+            shown.callback(log.close)
             snapshots = _Snapshots(metrics, folder.path / METRICS_SNAPSHOT)
-            hub.subscribe(observer)
-            hub.subscribe(snapshots)
+            shown.callback(snapshots.close)
+            for observer in (LogObserver(log), snapshots):
+                hub.subscribe(observer)
+                shown.callback(hub.unsubscribe, observer)
             try:
                 summary = asyncio.run(
-                    _main(
-                        config, folder, hub, display.preparing, resume=resume, accept_suspect=accept_suspect
-                    )
+                    _main(config, folder, hub, display, resume=resume, accept_suspect=accept_suspect)
                 )
-            finally:
-                hub.unsubscribe(observer)
-                hub.unsubscribe(snapshots)
-                snapshots.write()
-                log.close()
+            except Exception as error:
+                _advise(error, folder)
+                raise
         return _tell(summary, folder, console, display.summary(summary))
-    finally:
-        if metrics is not None:
-            metrics.close(linger=config.metrics.linger_seconds)
 
 
 class _Snapshots:
@@ -210,60 +257,89 @@ class _Snapshots:
 
         self._metrics = metrics
         self._path = path
+        self._lock = threading.Lock()
         self._executor = DaemonExecutor("quiesce-metrics-snapshot", 1)
 
     def checkpoint_ended(self, *_: object) -> None:
         """Write soon."""
-        self._executor.submit(self.write)
+        self._executor.submit(self._write)
 
-    def write(self) -> None:
-        """Write now; a folder that cannot be written is the log's business, not the run's."""
-        if self._metrics is not None:
+    def close(self) -> None:
+        """Write the last one."""
+        self._executor.shutdown(wait=False)
+        self._write()
+
+    def _write(self) -> None:
+        """Write now; a folder that cannot be written does not end the run."""
+        if self._metrics is None:
+            return
+        with self._lock:
             try:
                 self._metrics.snapshot(self._path)
             except OSError as error:
                 print(f"quiesce train: {self._path} cannot be written: {error}", file=sys.stderr)
 
 
+class _Stop:
+    """What SIGINT and SIGTERM do: the first asks the run to save and stop, the second ends the process.
+
+    Args:
+        display: Told of both.
+        folder: The run's folder.
+    """
+
+    def __init__(self, display: TrainDisplay, folder: RunFolder) -> None:
+        self._display = display
+        self._folder = folder
+        self._controller: Controller | None = None
+        self._asked = False
+
+    def listen(self) -> None:
+        """Take the signals over; they are read by the running loop."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._signalled, number)
+
+    def watch(self, controller: Controller) -> None:
+        """Learn whom to ask; a signal that came before is passed on."""
+        self._controller = controller
+        if self._asked:
+            controller.request_stop()
+
+    def _signalled(self, number: int) -> None:
+        if self._asked:
+            self._display.abandon()
+            told = f"given up without saving; the newest checkpoint is whole: {_resume(self._folder)}"
+            print(f"quiesce train: {told}", file=sys.__stderr__, flush=True)
+            os._exit(128 + number)
+        self._asked = True
+        self._display.stopping(signal.Signals(number).name)
+        if self._controller is not None:
+            self._controller.request_stop()
+
+
 async def _main(
     config: RunConfig,
     folder: RunFolder,
     hub: Hub,
-    on_phase: Callable[[str], None],
+    display: TrainDisplay,
     *,
     resume: bool,
     accept_suspect: bool,
 ) -> RunSummary:
+    stop = _Stop(display, folder)
+    stop.listen()
+    display.preparing("loading torch and transformers")
     from quiesce_grpo.run import train
 
-    loop = asyncio.get_running_loop()
-    controllers: list[Controller] = []
-    asked = False
-
-    def stop(number: int) -> None:
-        nonlocal asked
-        if asked:
-            # The person means it. Nothing is lost: the last published checkpoint is whole.
-            os._exit(128 + number)
-        asked = True
-        for controller in controllers:
-            controller.request_stop()
-
-    def on_controller(controller: Controller) -> None:
-        controllers.append(controller)
-        if asked:
-            controller.request_stop()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
     return await train(
         config,
         folder,
         resume=resume,
         accept_suspect=accept_suspect,
         hub=hub,
-        on_controller=on_controller,
-        on_phase=on_phase,
+        on_controller=stop.watch,
+        on_phase=display.preparing,
     )
 
 
@@ -271,25 +347,57 @@ def _tell(summary: RunSummary, folder: RunFolder, console: Console, table: Any) 
     console.print(f"run {summary.outcome} at step {summary.step}", style="bold", highlight=False)
     console.print(table)
     path = folder.path
+    _say(console, f"checkpoints  {folder.checkpoints}")
+    _say(console, f"files        {path}/{{{CONFIG_FILE},log.jsonl,{_JOURNAL},{METRICS_SNAPSHOT}}}")
+    _say(console, f"prove it     quiesce audit {shlex.quote(str(path))}")
     last = summary.last_save
-    console.print(f"checkpoints  {folder.checkpoints}", highlight=False, soft_wrap=True)
-    console.print(
-        f"files        {path}/{{{CONFIG_FILE},log.jsonl,lineage.jsonl,{METRICS_SNAPSHOT}}}",
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
-    )
-    console.print(f"prove it     quiesce audit {path}", highlight=False, soft_wrap=True)
-    if summary.save_failed:
-        problem = "" if last is None else f": {last.error or last.reason}"
+    if summary.save_failed and last is not None:
+        kept = f" (kept as {last.path}; --accept-suspect resumes from it)" if last.path else ""
         print(
-            f"quiesce train: the last save failed{problem}; the checkpoint before it is whole, "
-            f"go on from it with: quiesce train --run-dir {path} --resume",
+            f"quiesce train: the last save failed: {last.error or last.reason}{kept}; the checkpoint before it is "
+            f"whole, go on from it with: {_resume(folder)}",
             file=sys.stderr,
         )
         return 1
     if summary.outcome == "stopped":
-        console.print(
-            f"go on with   quiesce train --run-dir {path} --resume", highlight=False, soft_wrap=True
-        )
+        _say(console, f"go on with   {_resume(folder)}")
     return 0
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _resume(folder: RunFolder) -> str:
+    return f"quiesce train --run-dir {shlex.quote(str(folder.path))} --resume"
+
+
+def _advise(error: Exception, folder: RunFolder) -> None:
+    """Add to a failure how to go on from it."""
+    if isinstance(error, NothingToRestoreError):
+        error.add_note(
+            "the run ended before its first checkpoint and trained nothing: start it again in another folder"
+        )
+    elif not isinstance(error, ConfigError | RestoreRefusedError) and folder.published():
+        error.add_note(f"go on from the newest checkpoint with: {_resume(folder)}")
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Let an error of the operating system say which run folder it is about."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, QuiesceError):
+            raise
+        raise RunFolderError(str(path), f"cannot be written ({error})") from error
+
+
+def _linger(metrics: MetricsHandle, seconds: float) -> None:
+    """Serve metrics a while longer, for one last scrape; a signal ends only the wait: everything is saved."""
+    if seconds > 0:
+        over = threading.Event()
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: over.set())
+        over.wait(seconds)
+    metrics.close()

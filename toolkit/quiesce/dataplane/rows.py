@@ -365,11 +365,14 @@ def _raw(value: object, name: object, where: str) -> tuple[DType, tuple[int, ...
     """Return element type, shape and the elements in C order of a tensor or array."""
     if not isinstance(name, str):
         raise RowFormatError(where, f"a field's name is {name!r}, not text")
-    torch: _Lazy = sys.modules.get("torch")  # a library that nobody imported cannot have made the value
-    if torch is not None and isinstance(value, torch.Tensor):
+    # A library that nobody imported cannot have made the value; nor can one that another thread is importing right now,
+    # which is in sys.modules already but does not have its types yet.
+    torch: _Lazy = sys.modules.get("torch")
+    tensor_type: _Lazy = getattr(torch, "Tensor", None)
+    if tensor_type is not None and isinstance(value, tensor_type):
         return _raw_torch(torch, value, name, where)
-    numpy: _Lazy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray):
+    array_type: _Lazy = getattr(sys.modules.get("numpy"), "ndarray", None)
+    if array_type is not None and isinstance(value, array_type):
         return _raw_numpy(value, name, where)
     raise RowFormatError(
         where, f"field {name!r} is a {type(value).__name__}, neither a torch tensor nor a numpy array"

@@ -37,7 +37,7 @@ _NAMED: Final = 5
 """How many ids a message spells out; a violation's ``groups`` has them all."""
 
 
-def single_owner(state: CutState, facts: CutFacts) -> list[Violation]:
+def single_owner(state: CutState, facts: CutFacts) -> list[Violation]:  # noqa: ARG001 - of all checks
     """No group is in two of ledger, spares, buffer, training."""
     owners: dict[str, list[str]] = defaultdict(list)
     for owner, ids in (
@@ -98,7 +98,7 @@ def conservation(state: CutState, facts: CutFacts) -> list[Violation]:
     return found
 
 
-def cursor_covers_buffer(state: CutState, facts: CutFacts) -> list[Violation]:
+def cursor_covers_buffer(state: CutState, facts: CutFacts) -> list[Violation]:  # noqa: ARG001 - of all checks
     """The dispatch cursor is at or past every stamped target step in buffer and ledger."""
     cursor = state.sampler.cursor
     ahead = {
@@ -185,7 +185,7 @@ def cursor_within_lookahead(state: CutState, facts: CutFacts) -> list[Violation]
     return found
 
 
-def cut_is_one_instant(state: CutState, facts: CutFacts) -> list[Violation]:
+def cut_is_one_instant(state: CutState, facts: CutFacts) -> list[Violation]:  # noqa: ARG001 - of all checks
     """All six artifacts carry the cut's id and mutation version."""
     from quiesce.checkpoint.cut import PARTS
 

@@ -44,6 +44,7 @@ __all__ = [
     "MetricsHandle",
     "Serve",
     "enable_metrics",
+    "find_exporter",
 ]
 
 DEFAULT_PORT: Final = 9464

@@ -1,0 +1,30 @@
+"""Fixtures that the tests of the command line share."""
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli_process import Gate, Zygote
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Generator[Zygote]:
+    """The process that runs of the command line are forked from."""
+    process = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Generator[Callable[..., Gate]]:
+    """Makes gates, and closes them."""
+    made = []
+
+    def make(place: str, nth: int = 1) -> Gate:
+        made.append(Gate(tmp_path, place, nth))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
