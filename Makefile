@@ -59,9 +59,8 @@ format: setup ## put every file into the shape that `make lint` asks for
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-bench: setup ## measure the primitives; prints JSON
-	@$(BIN)/quiesce bench --help >/dev/null 2>&1 || { echo "bench: this quiesce has no command 'bench'" >&2; exit 2; }
-	@$(BIN)/quiesce bench $(ARGS)
+bench: setup ## measure the primitives, each beside a baseline; prints JSON
+	@for name in slots window restore; do $(BIN)/quiesce bench $$name --json $(ARGS); done
 
 docs: setup ## build the documentation into site/; a warning is an error
 	@$(BIN)/mkdocs build --strict --quiet

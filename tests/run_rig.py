@@ -225,9 +225,10 @@ class Run:
             for position in range(self.prompts)
         }
 
-    def check_all_accounted(self, summary: RunSummary) -> AuditReport:
+    def check_all_accounted(self, summary: RunSummary, *, violations: int = 0) -> AuditReport:
         """Assert that the run is over, each prompt trained exactly once or counted as dropped, and the audit clean."""
         assert summary.outcome == "finished"
+        assert summary.dropped["violation"] == violations
         assert not summary.save_failed
         trained = Counter(self.weights.trained)
         assert not [group for group, count in trained.items() if count > 1], "trained twice"
@@ -242,6 +243,15 @@ class Run:
         assert (report.prompts.read, report.prompts.trained) == (summary.read, summary.trained)
         assert report.prompts.owned == 0
         return report
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let (virtual) time go on in small steps until something holds."""
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to hold")
 
 
 def delays(seed: int, longest: float = 5.0) -> Callable[[object], float]:

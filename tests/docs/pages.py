@@ -19,7 +19,8 @@ __all__ = ["ROOT", "Block", "blocks", "commands", "pages"]
 ROOT: Final = Path(__file__).parents[2]
 
 _BLOCK: Final = re.compile(
-    r"^(?:<!-- (?P<treatment>\w+)(?:: (?P<detail>[^\n]*?))? -->\n+)?(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^(?P=indent)```$",
+    r"^(?:<!-- (?P<treatment>\w+)(?:: (?P<detail>[^\n]*?))? -->\n+)?"
+    r"```(?P<language>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 

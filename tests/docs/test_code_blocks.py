@@ -70,7 +70,9 @@ def test_the_python_of_a_page_runs_and_prints_what_the_page_says(page: str, tmp_
     assert done.returncode == 0, done.stderr
     printed = json.loads((tmp_path / "printed.json").read_text(encoding="utf-8"))
     for number, block in expected.items():
-        assert printed[number].strip() == block.text.strip(), f"{block} is not what the block before it prints"
+        assert printed[number].strip() == block.text.strip(), (
+            f"{block} is not what the block before it prints"
+        )
 
 
 def test_blocks_that_are_not_run_are_rare_and_say_why() -> None:
@@ -102,9 +104,7 @@ def test_commands_parse(page: str) -> None:
 
     assert scripts, f"{page} has console blocks without a command"
     for script in scripts:
-        done = subprocess.run(
-            ["bash", "-n"], input=script, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{page}: {script}: {done.stderr}"
 
 
@@ -119,7 +119,9 @@ def test_commands_name_what_there_is(page: str) -> None:
             named = {word for word in words[1:] if "=" not in word}
             assert named <= targets, f"{block}: {command}"
             words = [
-                "quiesce", "train", *(part for word in words if word.startswith("ARGS=") for part in word[5:].split())
+                "quiesce",
+                "train",
+                *(part for word in words if word.startswith("ARGS=") for part in word[5:].split()),
             ]
             if "train" not in named:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dataclasses
 import io
@@ -12,12 +13,16 @@ import sys
 
 import pytest
 
-from quiesce.checkpoint.documents import DOCUMENTS, Manifest
+import quiesce.errors
+import quiesce_grpo.errors
 from quiesce.checkpoint.cut import PartStamp
+from quiesce.checkpoint.documents import DOCUMENTS, Manifest
 from quiesce.checkpoint.journal import EVENTS, JournalRecord
 from quiesce.cli.main import main
+from quiesce.invariants import INVARIANTS
+from quiesce.telemetry import names
 from quiesce_grpo import reference
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, pages
 
 REFERENCE = ROOT / "docs" / "reference"
 
@@ -43,13 +48,16 @@ def test_the_pages_of_hooks_and_errors_are_what_the_docstrings_say() -> None:
     """Run `python scripts/generate_api.py` after a change."""
     done = subprocess.run(
         [sys.executable, "scripts/generate_api.py", "--check"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", ["train", "audit", "skew"])
+@pytest.mark.parametrize("command", ["train", "audit", "skew", "bench"])
 def test_the_page_of_the_command_line_has_every_option(command: str) -> None:
     """Each option of a command's help has its line in that command's section, and no other is there."""
     text = (REFERENCE / "command-line.md").read_text(encoding="utf-8")
@@ -81,9 +89,20 @@ def test_the_page_of_the_run_folder_has_every_field() -> None:
     text = (REFERENCE / "run-folder.md").read_text(encoding="utf-8")
     manifest = json.loads(
         Manifest(
-            cut_id="c", incarnation=1, parent_cut=None, restored_from=None, step=0, trainer_version=0,
-            mutation_version=0, created="", files=(), ledger_digest="", ledger_count=0, rows_count=0,
-            rows_bytes=0, rows_stamp=PartStamp("c", 0),
+            cut_id="c",
+            incarnation=1,
+            parent_cut=None,
+            restored_from=None,
+            step=0,
+            trainer_version=0,
+            mutation_version=0,
+            created="",
+            files=(),
+            ledger_digest="",
+            ledger_count=0,
+            rows_count=0,
+            rows_bytes=0,
+            rows_stamp=PartStamp("c", 0),
             groups={"ledger": 0, "spares": 0, "buffer": 0, "training": 0},
         ).to_bytes()
     )
@@ -97,3 +116,44 @@ def test_the_page_of_the_run_folder_has_every_field() -> None:
     ]
 
     assert [name for name in wanted if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if not page.endswith("reference/metrics.md")])
+def test_a_page_names_only_metrics_and_errors_that_there_are(page: str) -> None:
+    """What is written like a metric is in the catalogue; what is written like an error can be raised."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    packages = {"quiesce_grpo", "quiesce_exporters", "quiesce_dashboards"}
+    metrics = {re.sub("_(bucket|count|sum)$", "", name) for name in re.findall(r"\bquiesce_[a-z_]+", text)}
+    known = {
+        *vars(builtins),
+        *vars(quiesce.errors),
+        *vars(quiesce_grpo.errors),
+        "CancelledError",
+        "DeadlockError",
+    }
+
+    assert metrics - packages <= set(names.METRICS)
+    assert set(re.findall(r"\b[A-Z][A-Za-z]+Error\b", text)) <= known
+
+
+def test_the_page_about_ownership_has_every_invariant() -> None:
+    """Each invariant that a cut is judged by has its line."""
+    text = (ROOT / "docs" / "concepts" / "ownership.md").read_text(encoding="utf-8")
+
+    assert [name for name in INVARIANTS if f"| `{name}` |" not in text] == []
+
+
+def test_the_page_about_threads_has_every_pool() -> None:
+    """Each pool of the toolkit that a run starts has its line; tools that are no part of a run have none."""
+    apart = {"skew.py", "bench"}
+    pools = set()
+    for path in (ROOT / "toolkit" / "quiesce").rglob("*.py"):
+        if not apart & set(path.relative_to(ROOT / "toolkit" / "quiesce").parts):
+            found = re.findall(r'DaemonExecutor\(f?"(quiesce-[a-z-]+)', path.read_text(encoding="utf-8"))
+            pools |= {name.rstrip("-") for name in found}
+    text = (ROOT / "docs" / "concepts" / "threads-and-locks.md").read_text(encoding="utf-8")
+
+    listed = tuple(name.rstrip("-") for name in re.findall("`(quiesce-[a-z-]+)", text))
+
+    assert len(pools) >= 10
+    assert sorted(name for name in pools if not name.startswith(listed)) == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -54,8 +55,7 @@ def break_files(number: int, operations: list[str], when: str) -> None:
 
 def distrust_cuts(when: str) -> None:
     """Let every cut break an invariant, from the moment that the run's state is ``when``."""
-    from quiesce.checkpoint import saver
-
+    saver: Any = importlib.import_module("quiesce.checkpoint.saver")
     broken = threading.Event()
     inner = saver.check_cut
 
@@ -64,14 +64,19 @@ def distrust_cuts(when: str) -> None:
             if state == when:
                 broken.set()
 
-    def check_cut(*args: Any) -> list[Violation]:
+    def check_cut(*args: object) -> list[Violation]:
         found = list(inner(*args))
         if broken.is_set():
             found.append(Violation("single_owner", "critical", "a test says so"))
         return found
 
     _keep(Watch())
-    saver.check_cut = check_cut  # type: ignore[assignment] # the same function with a finding added
+    saver.check_cut = check_cut
+
+
+def stop_at(place: str, nth: int) -> None:
+    """Send the process SIGTERM at the nth time that it comes to a place."""
+    _at(place, nth, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def fail_step(nth: int) -> None:
@@ -80,7 +85,7 @@ def fail_step(nth: int) -> None:
     def fail() -> None:
         raise RuntimeError("the optimizer caught fire")
 
-    _at("call:quiesce_grpo.trainer:GrpoTrainer._step", nth, fail)
+    _at("call:quiesce_grpo.trainer:GrpoTrainer._optimise", nth, fail)
 
 
 _KEPT: list[object] = []
@@ -95,7 +100,7 @@ def _at(place: str, nth: int, action: Callable[[], None]) -> None:
     left = [nth]
     lock = threading.Lock()
 
-    def come(*_: Any, **__: Any) -> None:
+    def come(*_: object, **__: object) -> None:
         with lock:
             left[0] -= 1
             now = left[0] == 0
@@ -111,12 +116,12 @@ def _at(place: str, nth: int, action: Callable[[], None]) -> None:
         operation, _, start = rest.partition(":")
         inner = files.before
 
-        def before(done: str, path: Path) -> None:
+        def before_place(done: str, path: Path) -> None:
             if done == operation and path.name.startswith(start):
                 come()
             inner(done, path)
 
-        files.before = before
+        files.before = before_place  # type: ignore[assignment] # positional everywhere
     else:
         module, _, name = rest.partition(":")
         owner: Any = importlib.import_module(module)

@@ -183,7 +183,9 @@ class Zygote:
     def _next(self, deadline: float) -> dict[str, int]:
         assert self._process.stdout is not None
         while b"\n" not in self._pending:
-            readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            readable, _, _ = select.select(
+                [self._process.stdout], [], [], max(0.0, deadline - time.monotonic())
+            )
             data = os.read(self._process.stdout.fileno(), 65536) if readable else b""
             if not data:
                 pytest.fail(f"no answer in time; {self.log.read_text()}")

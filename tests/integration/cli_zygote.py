@@ -8,6 +8,7 @@ The protocol is one JSON object a line. In: ``argv, cwd, out, err, hooks, tty``.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import select
@@ -47,16 +48,18 @@ def main() -> None:
 
 
 def _import_everything() -> None:
-    import reasoning_gym  # noqa: F401 - loaded here once, instead of in every child
-    import torch.distributed.checkpoint  # noqa: F401 - as above
-    import torchdata.stateful_dataloader  # noqa: F401 - as above
-    import transformers.models.qwen2.modeling_qwen2  # noqa: F401 - as above
-
-    import quiesce.cli.main
-    import quiesce_grpo.engine
-    import quiesce_grpo.run
-    import quiesce_grpo.trainer
-    import tests.integration.cli_hooks  # noqa: F401 - as above
+    for name in (
+        "reasoning_gym",
+        "torch.distributed.checkpoint",
+        "torchdata.stateful_dataloader",
+        "transformers.models.qwen2.modeling_qwen2",
+        "quiesce.cli.main",
+        "quiesce_grpo.engine",
+        "quiesce_grpo.run",
+        "quiesce_grpo.trainer",
+        "tests.integration.cli_hooks",
+    ):
+        importlib.import_module(name)
 
 
 def _tell(message: dict[str, int]) -> None:

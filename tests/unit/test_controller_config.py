@@ -32,7 +32,7 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize("key, value", IMPOSSIBLE)
-def test_an_impossible_value_is_refused_by_its_key(key: str, value: object) -> None:
+def test_an_impossible_value_is_refused_by_its_key(key: str, value: Any) -> None:  # noqa: ANN401 - of any type
     """Each value that cannot work is a ConfigError whose message starts with the key at fault."""
     with pytest.raises(ConfigError, match=rf"^{key}\b"):
         ControllerConfig(**{key: value})
@@ -50,7 +50,7 @@ def test_an_impossible_value_is_refused_by_its_key(key: str, value: object) -> N
         ("retry_backoff_seconds", 0.0),
     ],
 )
-def test_the_bounds_themselves_are_allowed(key: str, value: object) -> None:
+def test_the_bounds_themselves_are_allowed(key: str, value: Any) -> None:  # noqa: ANN401 - of any type
     """The smallest and largest values that make sense are taken."""
     assert getattr(ControllerConfig(**{key: value}), key) == value
 

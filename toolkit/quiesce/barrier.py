@@ -365,10 +365,10 @@ class DataPlaneCheckpointBarrier:
         barrier = DataPlaneCheckpointBarrier()
 
         async with barrier.mutation("group_commit") as cut:     # many at a time
-            buffer.commit_group(cut, entry)
+            ledger.mark_group_admitted(cut, group_id, target_step=7, start_version=6)
 
         async with barrier.checkpoint(drain_timeout=60) as cut:  # alone
-            state = capture(cut)
+            records, ready = ledger.records(), buffer.ready()
 
     Args:
         kinds: Further kinds of slots, beside :data:`KINDS`.
@@ -694,7 +694,7 @@ class DataPlaneCheckpointBarrier:
                 asking._delayed_by.append(self._delay(cut, asking, now))
         if self._queue:
             self._serve(now)
-        cut._task = None  # the task's context still refers to the cut: no cycle, so that tasks are freed at once
+        cut._task = None  # whose context still refers to the cut: a cycle would keep the task and its result
         if not entered:
             return
         hold_ns = now - cut._opened_ns
@@ -734,18 +734,18 @@ class DataPlaneCheckpointBarrier:
     # ------------------------------------------------------------------------------------------ who held whom
 
     @staticmethod
-    def _task_name(cut: Cut) -> str:
-        return "no task" if cut._task is None else cut._task.get_name()
+    def _task_name(task: asyncio.Task[Any] | None) -> str:
+        return "no task" if task is None else task.get_name()
 
     def _holder(self, cut: Cut, now: int) -> Holder:
-        task = cut._task
+        task = cut._task  # once: seen from another thread, the section may be left at any moment
         age = max(0, now - cut._opened_ns) / 1e9
-        return Holder(cut.kind, self._task_name(cut), age, _suspended_at(task))
+        return Holder(cut.kind, self._task_name(task), age, _suspended_at(task))
 
     def _delay(self, slot: Cut, window: CheckpointCut, until_ns: int) -> tuple[str, str, int, int]:
         asked = window._asked_ns
         opened = slot._opened_ns
-        return slot.kind, self._task_name(slot), max(0, opened - asked), until_ns - asked
+        return slot.kind, self._task_name(slot._task), max(0, opened - asked), until_ns - asked
 
     def _still_open(self, window: CheckpointCut, now: int) -> list[tuple[str, str, int, int]]:
         return [self._delay(slot, window, now) for slot in self._open]

@@ -142,10 +142,11 @@ class ReplayBuffer:
             DuplicateOwnerError: If the buffer owns the group already.
         """
         cut.check(self._barrier, "mutation")
-        if group_id in self:
-            raise DuplicateOwnerError(group_id, "buffer", "buffer")
+        buffered = self.find(group_id)
         record = self._ledger.find(group_id)
-        if record is None or record.attempt != attempt:
+        if buffered is not None and (record is not None or buffered.attempt == attempt):
+            raise DuplicateOwnerError(group_id, "buffer", "buffer")
+        if record is None or record.attempt != attempt:  # also once another attempt was buffered
             raise StaleCommitError(group_id, attempt, None if record is None else record.attempt)
         if record.phase != "admitted" or record.start_version is None:
             raise PhaseError(group_id, record.phase, "buffered")

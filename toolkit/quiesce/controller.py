@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -45,7 +46,7 @@ from quiesce.buffer import ReplayBuffer
 from quiesce.checkpoint.capture import CutSources
 from quiesce.checkpoint.loading import LoadedCheckpoint
 from quiesce.checkpoint.restore import RestoredRun, RestoreTargets, load_newest, restore_into
-from quiesce.checkpoint.saver import Checkpointer, SaveResult
+from quiesce.checkpoint.saver import Checkpointer, SaveResult, Verify
 from quiesce.clears import RowClears
 from quiesce.controller_config import ControllerConfig
 from quiesce.dispatch import RolloutPump
@@ -58,6 +59,7 @@ from quiesce.sampler_config import build_sampler
 from quiesce.signals import Changed, TrainerVersion
 from quiesce.spares import SparePool
 from quiesce.stalls import StallWatch
+from quiesce.sweep import sweep_every
 from quiesce.threads import DaemonExecutor
 from quiesce.training import SyncWeights, TrainPump, TrainStep
 
@@ -159,7 +161,7 @@ class Controller:
         sync_weights: SyncWeights | None = None,
         dataplane: DataPlaneFactory | None = None,
         fence: Fence | None = None,
-        verify: Any = None,  # noqa: ANN401 - see Checkpointer
+        verify: Verify | None = None,
         accept_suspect: bool = False,
         hub: Hub | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
@@ -277,6 +279,11 @@ class Controller:
             hub=self._hub,
         )
         _ = self._background(stack, watch.run(), "stall watch")
+        _ = self._background(
+            stack,
+            sweep_every(self.config.save_every_steps, dataplane, owners, self._executor),
+            "orphan sweep",
+        )
         pump = TrainPump(
             owners,
             dataplane,
@@ -305,6 +312,8 @@ class Controller:
         last = await self._save_end(checkpointer, admission, rollouts)
         totals = owners.accounting.statistics()
         done = owners.finished or not self._stopping
+        if done:
+            self._folder.journal.append("finished", incarnation, step=owners.step)
         return RunSummary(
             outcome="finished" if done else "stopped",
             step=owners.step,
@@ -531,4 +540,5 @@ class Controller:
             self._hub.fire("run_state_changed", state)
 
     async def _blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.wrap_future(self._executor.submit(function, *args, **kwargs))
+        call = functools.partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)

@@ -15,7 +15,7 @@ buffer                  ``claim`` (selection included)           training
 training                ``finish``                               trained
 ======================  =======================================  ==========================
 
-Rule: what was checked before an await is checked again here, after it. Only ``room_for`` suspends.
+Rule: what was checked before an await is checked again here, after it. Only ``room_for`` and ``steps_taken`` suspend.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from quiesce.checkpoint.cut import CommittedPosition, SamplerState
+from quiesce.errors import StaleCommitError
 from quiesce.samplers import OwnersView, Sampler, WeightFifoSampler, WindowedSampler, plan_step
 from quiesce.signals import Changed, TrainerVersion
 from quiesce.types import BufferEntry, GroupRecord, PromptRef, RowKey, group_ids
@@ -103,6 +104,11 @@ class Owners:
     async def room_for(self, groups: int) -> None:
         """Suspend until so many more groups fit into the capacity."""
         await self.changed.wait_until(lambda: self.occupied + groups <= self.capacity)
+
+    async def steps_taken(self, steps: int) -> None:
+        """Suspend until so many more train steps are over."""
+        due = self.step + steps
+        await self.changed.wait_until(lambda: self.step >= due)
 
     def view(self) -> OwnersView:
         """Return what the sampler decides from."""
@@ -235,12 +241,20 @@ class Owners:
         return record
 
     def substitute(self, cut: Cut, record: GroupRecord) -> GroupRecord:
-        """Drop a failed group and let the oldest spare take its place in its batch, with its stamp."""
+        """Drop a failed group and let the oldest spare take its place in its batch, with its stamp.
+
+        Raises:
+            StaleCommitError: If the ledger does not wait for this attempt; nothing has changed then.
+            UnknownGroupError: If the pool is empty; nothing has changed then.
+        """
+        held = self.ledger.find(record.group_id)
+        if held != record:
+            raise StaleCommitError(record.group_id, record.attempt, None if held is None else held.attempt)
+        ref = self.spares.take(cut)
         self.ledger.take_group(
             cut, record.group_id, target="dropped", attempt=record.attempt, reason="failed"
         )
         self.accounting.dropped(cut, [record.prompt], "failed")
-        ref = self.spares.take(cut)
         # Without an order among batches nothing is gained by an old start: the spare would only age out sooner.
         current = isinstance(self.sampler, WindowedSampler)
         stand_in = GroupRecord(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import functools
 import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar
@@ -212,9 +213,10 @@ class IndexedDataset:
 
 
 class StatefulLoader(Protocol):
-    """What is needed of torchdata's ``StatefulDataLoader``."""
+    """What is needed of torchdata's ``StatefulDataLoader``; a ``generator`` is used if there is one."""
 
     dataset: Any
+    generator: Any
 
     def __iter__(self) -> Iterator[Any]:
         """Start (or go on with) an epoch."""
@@ -238,6 +240,12 @@ CLOSE_SECONDS: Final = 10.0
 class StatefulLoaderSource:
     """Reads a PyTorch ``StatefulDataLoader``, with worker processes if it has any.
 
+    Left to itself, a resumed loader shuffles the epochs after the one that it resumed in otherwise than it would have
+    without the interruption, because its generator is drawn from a different number of times. So the loader's own
+    ``generator``, if it has one, is seeded anew for each epoch, from its initial seed and the epoch's number: the order
+    then depends on these alone. A loader that shuffles without a generator reads every prompt once an epoch, but in
+    an order that no resume can repeat.
+
     Args:
         loader: A loader over an :class:`IndexedDataset` with ``collate_fn=list``, so that a batch is a list of
             (index, item) pairs.
@@ -251,6 +259,8 @@ class StatefulLoaderSource:
             )
         _check_sizes(len(loader.dataset), 1, epochs)
         self._loader = loader
+        generator = getattr(loader, "generator", None)
+        self._seed: int | None = None if generator is None else generator.initial_seed()
         self._epochs = epochs
         self._executor = DaemonExecutor("quiesce-loader", 1)
         self._epoch = 0
@@ -322,6 +332,7 @@ class StatefulLoaderSource:
     def _advance(self) -> tuple[Any, dict[str, Any]]:
         try:
             if self._iterator is None:
+                self._seed_epoch()  # a loaded state in the middle of an epoch overrides it
                 self._iterator = iter(self._loader)
             batch = next(self._iterator, _END)
             if batch is _END:
@@ -339,8 +350,16 @@ class StatefulLoaderSource:
             return
         try:
             self._loader.load_state_dict(state)
+            if self._next == 0:
+                # Between epochs: let the loader take the state in now, or it would undo the seed of the next epoch.
+                self._loader.state_dict()
         except Exception as error:
             raise PromptSourceError("position", f"the loader refuses the saved state: {error}") from error
+
+    def _seed_epoch(self) -> None:
+        if self._seed is not None:
+            seeded = random.Random(f"quiesce-{self._seed}-{self._epoch}")
+            self._loader.generator.manual_seed(seeded.getrandbits(63))
 
     def _let_go(self) -> None:
         self._iterator = None
@@ -364,4 +383,5 @@ def _item(dataset: SizedDataset[Any], index: int) -> Any:  # noqa: ANN401 - a da
 
 
 async def _in(executor: DaemonExecutor, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    return await asyncio.wrap_future(executor.submit(function, *args, **kwargs))
+    call = functools.partial(function, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(executor, call)

@@ -25,7 +25,7 @@ class Changed:
     __slots__ = ("_waiters",)
 
     def __init__(self) -> None:
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in the order in which they came
 
     def notify(self) -> None:
         """Wake every waiter; call it on the loop, after the change is complete."""
@@ -41,11 +41,11 @@ class Changed:
         """
         while not predicate():
             waiter = asyncio.get_running_loop().create_future()
-            self._waiters.add(waiter)
+            self._waiters[waiter] = None
             try:
                 await waiter
             finally:
-                self._waiters.discard(waiter)
+                self._waiters.pop(waiter, None)
 
     @property
     def waiting(self) -> int:

@@ -203,6 +203,15 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._thread_is_back)
         return future
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Join the default executor's threads, for as long as that really takes: its timeout is no virtual time."""
+        self.threads_hang = False
+        self._threads_out += 1
+        try:
+            await super().shutdown_default_executor()
+        finally:
+            self._threads_out -= 1
+
     def expects_thread(self) -> bool:
         """Tell whether a call in an executor is out and expected back."""
         return self._threads_out > 0 and not self.threads_hang

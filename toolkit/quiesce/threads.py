@@ -5,6 +5,8 @@ executor, which a few blocked calls would fill. The threads are daemons: a hung 
 run from exiting, which is what ``concurrent.futures`` does by joining its threads at interpreter exit. The
 caller's ``contextvars`` travel along, so that spans and cuts are seen in the thread. Yield rule: ``submit``
 never blocks.
+
+A test that decides when each call runs takes the pools over with :func:`controlled_by`.
 """
 
 from __future__ import annotations
@@ -12,18 +14,45 @@ from __future__ import annotations
 import contextvars
 import queue
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DaemonExecutor"]
+__all__ = ["DaemonExecutor", "ThreadController", "controlled_by"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _Job = tuple["Future[Any]", contextvars.Context, "Callable[[], Any]"]
+
+
+class ThreadController(Protocol):
+    """Runs the calls of every pool, in place of the pools' own threads."""
+
+    def submit(
+        self, pool: object, workers: int, context: contextvars.Context, call: Callable[[], Any]
+    ) -> Future[Any]:
+        """Take a call of a pool that runs so many at once, oldest first; it is to run in that context."""
+        ...
+
+
+_CONTROLLER: Final[contextvars.ContextVar[ThreadController | None]] = contextvars.ContextVar(
+    "quiesce_thread_controller", default=None
+)
+
+
+@contextmanager
+def controlled_by(controller: ThreadController) -> Iterator[None]:
+    """Let every :class:`DaemonExecutor` that is used in this context hand its calls to ``controller``."""
+    token = _CONTROLLER.set(controller)
+    try:
+        yield
+    finally:
+        _CONTROLLER.reset(token)
 
 
 class DaemonExecutor(Executor):
@@ -32,13 +61,16 @@ class DaemonExecutor(Executor):
     Args:
         name: Prefix of the threads' names.
         max_workers: How many calls may run at once; further ones queue.
+
+    Attributes:
+        name: The prefix.
     """
 
     def __init__(self, name: str, max_workers: int = 32) -> None:
         if max_workers < 1:
             message = f"executor {name!r} needs at least one worker, not {max_workers}"
             raise ValueError(message)
-        self._name = name
+        self.name = name
         self._max_workers = max_workers
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -56,14 +88,17 @@ class DaemonExecutor(Executor):
         context = contextvars.copy_context()
         with self._lock:
             if self._closed:
-                message = f"executor {self._name!r} was shut down"
+                message = f"executor {self.name!r} was shut down"
                 raise RuntimeError(message)
+            controller = _CONTROLLER.get()
+            if controller is not None:
+                return controller.submit(self, self._max_workers, context, lambda: fn(*args, **kwargs))
             self._jobs.put((future, context, lambda: fn(*args, **kwargs)))
             if self._idle > 0:
                 self._idle -= 1
             elif len(self._threads) < self._max_workers:
                 thread = threading.Thread(
-                    target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True
+                    target=self._work, name=f"{self.name}-{len(self._threads)}", daemon=True
                 )
                 self._threads.append(thread)
                 thread.start()

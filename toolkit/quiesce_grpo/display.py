@@ -51,14 +51,12 @@ class TrainDisplay:
         hub: Where the run reports.
         max_steps: Steps at which the run ends, or None.
         console: Where to draw.
-        where: The metrics endpoint's address, or None.
     """
 
-    def __init__(self, hub: Hub, *, max_steps: int | None, console: Console, where: str | None) -> None:
+    def __init__(self, hub: Hub, *, max_steps: int | None, console: Console) -> None:
         self._hub = hub
         self._max_steps = max_steps
         self._console = console
-        self._where = where
         self._started = time.monotonic()
         self._last_line = 0.0
         self._phase = "starting"
@@ -231,8 +229,6 @@ class TrainDisplay:
         grid.add_row("cursor", f"{self._cursor()}, trainer version {self._version()}")
         grid.add_row("last window", self._window())
         grid.add_row("last save", self._last_save)
-        if self._where:
-            grid.add_row("metrics", self._where)
         return grid
 
     def _progress_line(self) -> str:

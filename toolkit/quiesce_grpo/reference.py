@@ -20,7 +20,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from quiesce_grpo.run_config import PRESETS, RunConfig
+from quiesce_grpo.run_config import FIXED_KEYS, PRESETS, RunConfig
 
 __all__ = ["main", "page"]
 
@@ -32,6 +32,8 @@ A configuration is a YAML file of sections with keys. Each key can be set on the
 not exist, a value of the wrong type and a combination that cannot work are refused before anything starts, and the
 message begins with the key. The run folder keeps the whole configuration in `config.yaml`, which a resume reads.
 
+A resume may change keys, but for those that decide which prompts are read and which policy is trained: {kept}.
+
 Times are seconds. Sizes are prompt groups, unless a key says otherwise."""
 
 _FENCE: Final = "```"
@@ -39,14 +41,31 @@ _FENCE: Final = "```"
 
 def page() -> str:
     """Return the page as Markdown."""
-    top, sections = [], []
+    top: list[str] = []
+    sections: list[str] = []
     for key, of, default, text in _fields(RunConfig):
-        if dataclasses.is_dataclass(of):
+        if isinstance(of, type) and dataclasses.is_dataclass(of):
             sections += _section(key, of, text)
         else:
             top.append(_row(key, of, default, text))
-    lines = ["# Configuration", "", _INTRODUCTION, "", "## At the top", "", *_HEAD, *top, "", *sections]
-    lines += ["## Presets", "", "A preset is a configuration that ships with the package. What it leaves out has its default."]
+    kept = ", ".join(f"`{key}`" for key in FIXED_KEYS)
+    lines = [
+        "# Configuration",
+        "",
+        _INTRODUCTION.format(kept=kept),
+        "",
+        "## At the top",
+        "",
+        *_HEAD,
+        *top,
+        "",
+        *sections,
+    ]
+    lines += [
+        "## Presets",
+        "",
+        "A preset is a configuration that ships with the package. What it leaves out has its default.",
+    ]
     for name in PRESETS:
         told = (resources.files("quiesce_grpo") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
         lines += ["", f"### `{name}`", "", f"{_FENCE}yaml", told.rstrip(), _FENCE]
@@ -59,9 +78,9 @@ _HEAD: Final = ("| key | type | default | meaning |", "| --- | --- | --- | --- |
 def _section(key: str, of: type, text: str) -> Iterator[str]:
     """Yield the lines of a section: its own keys, then the sections inside it."""
     yield from (f"## `{key}`", "", _first_paragraph(of) or text, "", *_HEAD)
-    inner = []
+    inner: list[tuple[str, type, str]] = []
     for name, kind, default, said in _fields(of):
-        if dataclasses.is_dataclass(kind):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             inner.append((f"{key}.{name}", kind, said))
         else:
             yield _row(f"{key}.{name}", kind, default, said)

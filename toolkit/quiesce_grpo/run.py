@@ -10,14 +10,19 @@ import asyncio
 import signal
 import warnings
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 from quiesce import Controller, Hub, IndexedDataset, RunSummary, StatefulLoaderSource
 from quiesce.checkpoint import RunFolder, StateDictTrainerState
+from quiesce.errors import ConfigError, QuiesceError
 from quiesce.threads import DaemonExecutor
 from quiesce_grpo.run_config import RunConfig
 
 __all__ = ["build_source", "train"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 async def train(
@@ -60,9 +65,9 @@ async def train(
         torch.manual_seed(config.seed)
         on_phase("reading the task")
         task = Task(config.task)
-        tokenizer = build_tokenizer(config.model)
+        tokenizer = _loading(config.model.path, build_tokenizer, config.model)
         on_phase("building the policy")
-        policy = build_policy(config.model, tokenizer, seed=config.seed)
+        policy = _loading(config.model.path, build_policy, config.model, tokenizer, seed=config.seed)
         if config.warmup.steps and not resume:
             on_phase(f"warming up, {config.warmup.steps} supervised steps")
             warm_up(policy, tokenizer, task, config.warmup, seed=config.seed)
@@ -99,8 +104,20 @@ async def train(
             on_controller(controller)
             return await controller.run(resume=resume)
     finally:
+        await loop.run_in_executor(executor, trainer.close)
         executor.shutdown(wait=False)
-        await loop.run_in_executor(None, trainer.close)
+
+
+def _loading(path: str | None, build: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Build from a model's path; what transformers says of one that it cannot load is one error with the key."""
+    if path is not None and path.startswith(("/", ".", "~")) and not Path(path).is_dir():
+        raise ConfigError("model.path", f"there is no folder {path}")
+    try:
+        return build(*args, **kwargs)
+    except (OSError, ValueError) as error:
+        if isinstance(error, QuiesceError) or path is None:
+            raise
+        raise ConfigError("model.path", f"cannot load {path!r}: {' '.join(str(error).split())}") from error
 
 
 def build_source(config: RunConfig, task: Any) -> StatefulLoaderSource:  # noqa: ANN401 - quiesce_grpo.tasks.Task; importing it loads torch

@@ -14,14 +14,38 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from quiesce import ControllerConfig, DataPlaneCheckpointBarrier, Hub
-from quiesce.errors import ConfigError
+from quiesce.errors import ConfigError, SamplerContractError
 from quiesce.sampler_config import build_sampler
 from quiesce_grpo.config import EngineConfig, GrpoConfig, ModelConfig, TaskConfig, WarmupConfig
 
-__all__ = ["PRESETS", "LoaderConfig", "MetricsConfig", "RunConfig", "dump_config", "load_config"]
+__all__ = [
+    "FIXED_KEYS",
+    "PRESETS",
+    "LoaderConfig",
+    "MetricsConfig",
+    "RunConfig",
+    "check_resumable",
+    "dump_config",
+    "load_config",
+]
 
 PRESETS: Final = ("tiny", "gpu")
 """Configurations that ship with the package."""
+
+FIXED_KEYS: Final = (
+    "seed",
+    "task.name",
+    "task.size",
+    "task.seed",
+    "task.prompt",
+    "task.options",
+    "loader.shuffle",
+    "model.path",
+    "model.architecture",
+    "model.alphabet",
+    "controller.groups_per_step",
+)
+"""What a resume cannot change: which prompts are read in which order and in what batches, and what is trained."""
 
 _NO_SUCH_KEY: Final = "there is no such key"
 
@@ -160,7 +184,6 @@ def load_config(source: str | Path | None, overrides: list[str]) -> RunConfig:
     Raises:
         ConfigError: If a key is unknown, a value is of the wrong type or impossible, or the file cannot be
             read.
-        SamplerContractError: If a custom sampler lacks what it must have.
     """
     from jsonargparse import ArgumentError, ArgumentParser
 
@@ -177,7 +200,9 @@ def load_config(source: str | Path | None, overrides: list[str]) -> RunConfig:
     arguments = [*_config_argument(source), *(f"--{override}" for override in overrides)]
     try:
         parsed = parser.parse_args(arguments)
-        built: dict[str, Any] = parser.instantiate_classes(parsed).as_dict()
+        # jsonargparse renamed the method; both names are in the range of releases that is allowed.
+        instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
+        built: dict[str, Any] = instantiate(parsed).as_dict()
         built.pop("config", None)
         config = RunConfig(**built)
         _check_sampler(config)
@@ -189,7 +214,10 @@ def load_config(source: str | Path | None, overrides: list[str]) -> RunConfig:
 def _check_sampler(config: RunConfig) -> None:
     """Build the sampler once, for nobody, so that what is wrong with it is said before anything starts."""
     hub = Hub()
-    sampler = build_sampler(config.controller.sampler, DataPlaneCheckpointBarrier(hub=hub), hub)
+    try:
+        sampler = build_sampler(config.controller.sampler, DataPlaneCheckpointBarrier(hub=hub), hub)
+    except SamplerContractError as error:
+        raise ConfigError("controller.sampler.name", str(error)) from error
     needed = sampler.required_capacity(config.controller.groups_per_step)
     capacity = config.controller.buffer_capacity
     if capacity is not None and capacity < needed:
@@ -197,6 +225,31 @@ def _check_sampler(config: RunConfig) -> None:
             "controller.buffer_capacity",
             f"holds {capacity} groups, but sampler {sampler.name} needs {needed}",
         )
+
+
+def check_resumable(saved: RunConfig, wanted: RunConfig) -> None:
+    """Refuse a resume that would read other prompts, or train another policy, than the run did so far.
+
+    Args:
+        saved: The run's configuration until now.
+        wanted: The one to go on with.
+
+    Raises:
+        ConfigError: If a key differs that a run cannot change on the way.
+    """
+    for key in FIXED_KEYS:
+        before, after = (_value(config, key) for config in (saved, wanted))
+        if before != after:
+            raise ConfigError(
+                key, f"a run keeps it: this one has {before!r}, so it cannot go on with {after!r}"
+            )
+
+
+def _value(config: RunConfig, key: str) -> object:
+    value: object = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
 
 
 def dump_config(config: RunConfig) -> str:
@@ -239,8 +292,8 @@ def _as_config_error(error: Exception, source: str | Path | None) -> ConfigError
         got = f", not {value[1]!r}" if value else ""
         if wanted:
             return ConfigError(found[1], f"must be {wanted}{got}")
-        section = found[1] in {known.name for known in dataclasses.fields(RunConfig)}
-        problem = f"is a section; set its keys, as in {found[1]}.KEY=VALUE" if section else found[2]
+        is_section = found[1] in {known.name for known in dataclasses.fields(RunConfig)}
+        problem = f"is a section; set its keys, as in {found[1]}.KEY=VALUE" if is_section else found[2]
         return ConfigError(found[1], problem)
     if told.startswith("Unexpected config:"):
         told = "holds no sections with keys"

@@ -23,6 +23,7 @@ from quiesce.checkpoint.capture import CutSources, capture
 from quiesce.checkpoint.cut import PARTS, CapturedCut, CommittedPosition, CutState, PartStamp, SamplerState
 from quiesce.checkpoint.fence import Fence, NoFence
 from quiesce.checkpoint.journal import Journal, JournalRecord, read_journal, surviving
+from quiesce.checkpoint.restore import RestoredRun, RestoreTargets, load_newest, restore_into
 from quiesce.checkpoint.runfolder import CheckpointName, RunFolder
 from quiesce.checkpoint.saver import Checkpointer, CheckpointerStatistics, SaveResult
 from quiesce.checkpoint.trainer_state import (
@@ -50,6 +51,8 @@ __all__ = [
     "NoTrainerState",
     "PartStamp",
     "RandomState",
+    "RestoreTargets",
+    "RestoredRun",
     "RunFolder",
     "SamplerState",
     "SaveResult",
@@ -58,6 +61,8 @@ __all__ = [
     "Stateful",
     "TrainerState",
     "capture",
+    "load_newest",
     "read_journal",
+    "restore_into",
     "surviving",
 ]

@@ -6,8 +6,10 @@ so far durable, or raises. It is called before a checkpoint is published, so a d
 of a step that the journal lacks. Yield rule: nothing here suspends; ``sync`` and ``close`` block and belong
 in a thread.
 
-A torn last line (a crash in the middle of a write) was never relied on by anybody: it is cut off when the
-journal is opened.
+What a crash left unfinished at the end was never relied on by anybody, and is cut off when the journal is
+opened: a line without its end, and, after a loss of power, whatever comes behind a place that reads as zeros
+because its block never reached the disk. No record holds a zero byte, and nothing that was synced turns into
+one, so all of that was appended after the last sync.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ class JournalRecord:
 
 
 def read_journal(path: Path) -> list[JournalRecord]:
-    """Read every complete line; a torn last one, which nobody relied on, is passed over.
+    """Read every complete line; what a crash left unfinished, which nobody relied on, is passed over.
 
     Raises:
         RunFolderError: If a line is not a record.
@@ -112,8 +114,14 @@ def read_journal(path: Path) -> list[JournalRecord]:
         content = files.read(path)
     except FileNotFoundError:
         return []
-    lines = content[: content.rfind(b"\n") + 1].splitlines()
+    lines = content[: _finished(content)].splitlines()
     return [JournalRecord.from_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
+
+
+def _finished(content: bytes) -> int:
+    """Return how many bytes of a journal are complete lines in front of anything that never reached the disk."""
+    written, _, _ = content.partition(b"\0")
+    return written.rfind(b"\n") + 1
 
 
 def surviving(records: Iterable[JournalRecord]) -> list[JournalRecord]:
@@ -153,9 +161,11 @@ class Journal:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             content = files.read(path)
-            self._size = content.rfind(b"\n") + 1
+            self._size = _finished(content)
             if self._size != len(content):
                 files.truncate(self._fd, path, self._size)
+                # Otherwise a loss of power could bring the end back, behind or inside what is appended now.
+                files.fsync_file(self._fd, path)
         except BaseException:
             os.close(self._fd)
             raise

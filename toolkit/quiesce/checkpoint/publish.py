@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 
     from quiesce.checkpoint.runfolder import RunFolder
 
-__all__ = ["SUSPECT_SUFFIX", "publish", "publish_suspect", "read_manifest", "retire", "set_newer_aside"]
+__all__ = [
+    "SUSPECT_SUFFIX",
+    "publish",
+    "publish_suspect",
+    "read_manifest",
+    "retire",
+    "set_newer_aside",
+    "set_undone_aside",
+]
 
 SUSPECT_SUFFIX: Final = ".suspect"
 
@@ -114,6 +122,33 @@ def set_newer_aside(
     if moved:
         files.fsync_folder(run.checkpoints)
     return moved
+
+
+def set_undone_aside(run: RunFolder, cut_id: str, step: int, lineage: Collection[str]) -> list[Path]:
+    """Rename away what a restore of a cut undoes: what another lineage published that counts as newer.
+
+    Args:
+        run: The run folder.
+        cut_id: The restored cut.
+        step: Its step.
+        lineage: The published cuts that this run descends from, that one included.
+
+    Returns:
+        Where they are now.
+
+    Raises:
+        OSError: If the disk refuses.
+    """
+    restored = max(
+        (
+            name
+            for name in run.published()
+            if (manifest := read_manifest(run.checkpoints / str(name))) is not None
+            and manifest.cut_id == cut_id
+        ),
+        default=CheckpointName(step),
+    )
+    return set_newer_aside(run, restored, lineage)
 
 
 def read_manifest(folder: Path) -> Manifest | None:

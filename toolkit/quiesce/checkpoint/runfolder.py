@@ -28,7 +28,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -109,6 +109,7 @@ class RunFolder:
                             f"its counter {_COUNTER!r} is gone; write a number into it that is larger than "
                             f"every incarnation in {_JOURNAL} and in the names under {_CHECKPOINTS}",
                         )
+                    self._make_durable()
                     files.replace_durable(self._counter, b"0\n")
                 self.current_incarnation()  # unreadable: say so now
                 files.make_folder(self.checkpoints, exist_ok=True)
@@ -216,8 +217,9 @@ class RunFolder:
     ) -> tuple[JournalRecord, ...]:
         """Note what this incarnation was restored from, and mark what others did after that cut.
 
-        A crash in the middle leaves the marks that were not made to the next restore, which makes the same
-        ones.
+        What the restore undoes is renamed aside before the first mark: a crash in between leaves no checkpoint
+        that a next start could take for the newest although its steps are marked. A crash in the middle leaves
+        the marks that were not made to the next restore, which makes the same ones.
 
         Args:
             cut_id: The restored cut.
@@ -229,11 +231,16 @@ class RunFolder:
             The marks, one for each ``trained`` record that is undone.
 
         Raises:
-            OSError: If the journal cannot be written.
-            RunFolderError: If it cannot be read.
+            OSError: If the journal cannot be written, or a checkpoint not renamed.
+            RunFolderError: If the journal cannot be read.
         """
+        from quiesce.checkpoint.publish import set_undone_aside
+
         self.journal.sync()
         records = read_journal(self.journal.path)
+        self._restored_from = cut_id
+        self._lineage = _lineage_of(records, cut_id, parent_cut)
+        set_undone_aside(self, cut_id, step, self._lineage)
         undone = tuple(
             record
             for record in surviving(records)
@@ -246,19 +253,6 @@ class RunFolder:
             )
         self.journal.append("restored", self.incarnation, step=step, cut_id=cut_id, parent_cut=parent_cut)
         self.journal.sync()
-        self._restored_from = cut_id
-        parents = {
-            record.cut_id: record.parent_cut
-            for record in records
-            if record.event in {"published", "restored"} and record.cut_id is not None
-        }
-        parents[cut_id] = parent_cut
-        lineage: list[str] = []
-        at: str | None = cut_id
-        while at is not None and at not in lineage:
-            lineage.append(at)
-            at = parents.get(at)
-        self._lineage = frozenset(lineage)
         return undone
 
     def published(self) -> list[CheckpointName]:
@@ -308,6 +302,22 @@ class RunFolder:
     @property
     def _counter(self) -> Path:
         return self.path / _COUNTER
+
+    def _make_durable(self) -> None:
+        """Sync the folders around a new run folder: a checkpoint lasts no longer than the names that lead to it.
+
+        Done before the counter is there, so a start that is cut short in between leaves it to the next one. Which
+        of them an earlier start made nobody knows, so it is every one up to the mount point; those that this user
+        may not open, or that cannot be synced, were not made by a run.
+        """
+        for folder in self.path.resolve().parents:
+            try:
+                files.fsync_folder(folder)
+            except OSError as error:
+                if files.reason_of(error) != "permission" and error.errno != errno.EINVAL:
+                    raise
+            if os.path.ismount(folder):
+                break
 
     def _is_used(self) -> bool:
         with self._naming("cannot be read"):
@@ -366,3 +376,19 @@ class RunFolder:
             yield
         except OSError as error:
             raise RunFolderError(str(self.path), f"{problem} ({error.strerror or error})") from error
+
+
+def _lineage_of(records: Iterable[JournalRecord], cut_id: str, parent_cut: str | None) -> frozenset[str]:
+    """Return a cut and the cuts before it, as far as a journal knows them."""
+    parents = {
+        record.cut_id: record.parent_cut
+        for record in records
+        if record.event in {"published", "restored"} and record.cut_id is not None
+    }
+    parents[cut_id] = parent_cut
+    lineage: list[str] = []
+    at: str | None = cut_id
+    while at is not None and at not in lineage:
+        lineage.append(at)
+        at = parents.get(at)
+    return frozenset(lineage)

@@ -47,7 +47,6 @@ from quiesce.checkpoint.capture import CutSources, capture
 from quiesce.checkpoint.cut import CapturedCut
 from quiesce.checkpoint.fence import Fence, NoFence
 from quiesce.checkpoint.retention import Retention
-from quiesce.checkpoint.runfolder import CheckpointName
 from quiesce.checkpoint.shielding import in_thread
 from quiesce.errors import (
     ConfigError,
@@ -67,12 +66,13 @@ if TYPE_CHECKING:
     from quiesce.checkpoint.trainer_state import Staged, TrainerState
     from quiesce.dataplane.interface import RowsWritten
 
-__all__ = ["Checkpointer", "CheckpointerStatistics", "SaveResult"]
+__all__ = ["Checkpointer", "CheckpointerStatistics", "SaveResult", "Verify"]
 
 _LOG: Final = logging.getLogger("quiesce.checkpoint")
 
 Outcome = Literal["pending", "completed", "failed", "cancelled", "skipped", "refused"]
 Verify = Callable[[CapturedCut, "CutState | None"], Sequence[Violation]]
+"""Judges a captured cut, given the cut before it in the lineage; runs in a thread."""
 
 DEFAULT_PREVIOUS_WRITE_TIMEOUT_SECONDS: Final = 600.0
 """How long a save waits for the write before it; one that takes longer hangs, and the trainer should not."""
@@ -362,16 +362,7 @@ class Checkpointer:
     def _prepare(self) -> None:
         """Runs in a thread."""
         if self._parent is not None:
-            newest = max(
-                (
-                    name
-                    for name in self._run.published()
-                    if (manifest := publish.read_manifest(self._run.checkpoints / str(name))) is not None
-                    and manifest.cut_id == self._parent.cut_id
-                ),
-                default=CheckpointName(self._parent.step),
-            )
-            publish.set_newer_aside(self._run, newest, self._lineage())
+            publish.set_undone_aside(self._run, self._parent.cut_id, self._parent.step, self._lineage())
         for leftover in self._run.leftovers():
             try:
                 files.remove_tree(leftover)

@@ -82,43 +82,29 @@ def print_report(report: AuditReport, console: Console | None = None) -> None:
     from rich.text import Text
 
     console = Console(highlight=False) if console is None else console
-    checkpoints = Table(title=f"Checkpoints of {report.path}", title_justify="left")
-    for name in (
-        "checkpoint",
-        "step",
-        "version",
-        "cursor",
-        "incarnation",
-        "groups by owner",
-        "rows",
-        "size",
-        "verdict",
-    ):
-        numeric = name in {"step", "version", "cursor", "incarnation", "rows", "size"}
-        checkpoints.add_column(name, justify="right" if numeric else "left", no_wrap=name == "checkpoint")
+    checkpoints = Table(
+        title=f"Checkpoints of {report.path}", title_justify="left", box=None, padding=(0, 1, 0, 0)
+    )
+    checkpoints.add_column("checkpoint", no_wrap=True)
+    for name in ("version", "cursor", "start"):
+        checkpoints.add_column(name, justify="right", no_wrap=True)
+    checkpoints.add_column("groups by owner")
+    for name in ("rows", "size"):
+        checkpoints.add_column(name, justify="right", no_wrap=True)
+    checkpoints.add_column("verdict")
     for item in report.checkpoints:
-        groups = ", ".join(f"{owner} {count}" for owner, count in item.groups.items())
-        verdict = (
-            "unreadable"
-            if item.problem
-            else ("ok" if not item.violations else f"{item.violations} violations")
+        problem = "unreadable" if item.problem else f"{item.violations} violations"
+        cells = (
+            item.path.name,
+            _shown(item.trainer_version),
+            _shown(item.cursor),
+            _shown(item.incarnation),
+            ", ".join(f"{count} {owner}" for owner, count in item.groups.items() if count) or "none",
+            str(item.rows),
+            _size(item.num_bytes),
+            problem if item.problem or item.violations else "ok",
         )
-        checkpoints.add_row(
-            *(
-                Text(text)
-                for text in (
-                    item.path.name,
-                    str(item.step),
-                    _shown(item.trainer_version),
-                    _shown(item.cursor),
-                    _shown(item.incarnation),
-                    groups or "–",
-                    str(item.rows),
-                    _size(item.num_bytes),
-                    verdict,
-                )
-            )
-        )
+        checkpoints.add_row(*map(Text, cells))
     console.print(checkpoints)
     if report.prompts is not None:
         prompts = report.prompts

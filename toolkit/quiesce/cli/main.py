@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from quiesce.cli import audit, skew, train
+from quiesce.cli import audit, bench, skew, train
 
 __all__ = ["EXIT_FAILED", "EXIT_USAGE", "main"]
 
@@ -61,13 +61,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(
         prog="quiesce",
-        description="Checkpoints of asynchronous RL training as one atomic cut, and that cut made visible.",
+        description=(
+            "Checkpoints of asynchronous RL training as one atomic cut,\nand that cut made visible."
+        ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"quiesce {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (train, audit, skew):
+    for module in (train, audit, skew, bench):
         module.add_parser(commands)
     args, rest = parser.parse_known_args(argv)
     # argparse takes a list of words only where it stands in one piece; options may stand among ours.

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
+import logging
 import os
 import shlex
 import signal
@@ -27,7 +28,6 @@ from quiesce.errors import (
     ConfigError,
     NothingToRestoreError,
     QuiesceError,
-    RestoreRefusedError,
     RunFolderError,
 )
 
@@ -59,7 +59,7 @@ _EXTRA: Final = "the reference run needs packages that are not installed ({}): p
 _EPILOG: Final = """\
 presets:
   tiny    a decoder learns to add two digits, on two CPU cores in minutes
-  gpu     half a billion parameters on word problems, on one H100/H200-class card
+  gpu     0.36 billion parameters on word problems, on an H100/H200-class card
 
 examples:
   quiesce train tiny
@@ -144,10 +144,9 @@ def main_train(args: argparse.Namespace) -> int:
         return 2
     code = 1
     try:
-        told = dump_config(config).encode()
-        with _writing(path):
-            if not args.resume or (path / CONFIG_FILE).read_bytes() != told:
-                files.replace_durable(path / CONFIG_FILE, told)
+        if not args.resume:
+            with _writing(path):
+                files.replace_durable(path / CONFIG_FILE, dump_config(config).encode())
         code = _train(config, folder, resume=args.resume, accept_suspect=args.accept_suspect)
     finally:
         try:
@@ -177,19 +176,20 @@ def _last_active(run: Path) -> float:
 
 
 def _config(args: argparse.Namespace, path: Path | None) -> RunConfig:
-    from quiesce_grpo.run_config import load_config
+    from quiesce_grpo.run_config import check_resumable, load_config
 
     words = list(args.words)
     source: str | Path | None = words.pop(0) if words and "=" not in words[0] else None
-    if args.resume and path is not None:
-        if source is not None:
-            raise ConfigError(
-                str(source), f"a resume takes its configuration from {path / CONFIG_FILE}; override keys"
-            )
-        source = path / CONFIG_FILE
-        if not source.is_file():
-            raise ConfigError("--resume", f"{path} has no {CONFIG_FILE}, so it is no run folder")
-    return load_config("tiny" if source is None else source, words)
+    if not args.resume or path is None:
+        return load_config("tiny" if source is None else source, words)
+    saved = path / CONFIG_FILE
+    if source is not None:
+        raise ConfigError(str(source), f"a resume takes its configuration from {saved}; override keys")
+    if not saved.is_file():
+        raise ConfigError("--resume", f"{path} has no {CONFIG_FILE}, so it is no run folder")
+    config = load_config(saved, words)
+    check_resumable(load_config(saved, []), config)
+    return config
 
 
 def _train(config: RunConfig, folder: RunFolder, *, resume: bool, accept_suspect: bool) -> int:
@@ -216,27 +216,22 @@ def _train(config: RunConfig, folder: RunFolder, *, resume: bool, accept_suspect
                 )
             stack.callback(_linger, metrics, config.metrics.linger_seconds)
             metrics.expect_checkpoints(steps=config.controller.save_every_steps)
-        where = None if metrics is None else metrics.url
         _say(console, f"run folder   {folder.path}")
-        if where is not None:
-            _say(console, f"metrics      {where}")
+        if metrics is not None:
+            _say(console, f"metrics      {metrics.url}")
         with contextlib.ExitStack() as shown:
             display = shown.enter_context(
-                TrainDisplay(hub, max_steps=config.controller.max_steps, console=console, where=where)
+                TrainDisplay(hub, max_steps=config.controller.max_steps, console=console)
             )
-            # Opened while the display draws, so that its console lines go above the drawing.
             with _writing(folder.path):
-                log = configure_run_log(
-                    folder.path,
-                    config.log_level,
-                    run=config.name,
-                    console=sys.stderr,
-                    console_level="warning",
-                )
+                log = configure_run_log(folder.path, config.log_level, run=config.name)
             shown.callback(log.close)
-            snapshots = _Snapshots(metrics, folder.path / METRICS_SNAPSHOT)
-            shown.callback(snapshots.close)
-            for observer in (LogObserver(log), snapshots):
+            console_log = _ConsoleLog()
+            logging.getLogger("quiesce").addHandler(console_log)
+            shown.callback(logging.getLogger("quiesce").removeHandler, console_log)
+            files = _RunFiles(folder.path, config, metrics)
+            shown.callback(files.close)
+            for observer in (LogObserver(log), files):
                 hub.subscribe(observer)
                 shown.callback(hub.unsubscribe, observer)
             try:
@@ -244,40 +239,82 @@ def _train(config: RunConfig, folder: RunFolder, *, resume: bool, accept_suspect
                     _main(config, folder, hub, display, resume=resume, accept_suspect=accept_suspect)
                 )
             except Exception as error:
-                _advise(error, folder)
+                _advise(error, folder, began=files.began)
                 raise
         return _tell(summary, folder, console, display.summary(summary))
 
 
-class _Snapshots:
-    """Writes the metrics into the run folder at every save, in a thread of its own."""
+class _ConsoleLog(logging.Handler):
+    """Warnings and errors of Quiesce's loggers for a person: one line each; the run's log has the tracebacks."""
 
-    def __init__(self, metrics: MetricsHandle | None, path: Path) -> None:
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one message."""
+        error = record.exc_info[1] if record.exc_info else None
+        why = "" if error is None else f": {' '.join(str(error).split())}"
+        # Looked up now: while the display draws, this is what prints above the drawing.
+        print(f"{record.levelname.lower()}: {record.getMessage()}{why}", file=sys.stderr)
+
+
+class _RunFiles:
+    """Keeps two files of a run folder: its configuration, and at every save a snapshot of its metrics.
+
+    Attributes:
+        began: Whether the run got as far as running.
+    """
+
+    def __init__(self, path: Path, config: RunConfig, metrics: MetricsHandle | None) -> None:
         from quiesce.threads import DaemonExecutor
 
-        self._metrics = metrics
         self._path = path
+        self._config = config
+        self._metrics = metrics
         self._lock = threading.Lock()
         self._executor = DaemonExecutor("quiesce-metrics-snapshot", 1)
+        self.began = False
+
+    def run_state_changed(self, state: str) -> None:
+        """Note the state; write the metrics for the last time while the run's primitives are still there."""
+        self.began = self.began or state == "running"
+        if state in {"finished", "failed"}:
+            self._snapshot()
+
+    def restore_ended(self, outcome: str, *_: object) -> None:
+        """Keep a resume's configuration only now: one that the checkpoint does not fit must not stay behind."""
+        if outcome == "completed":
+            self._executor.submit(self._keep_config)
 
     def checkpoint_ended(self, *_: object) -> None:
-        """Write soon."""
-        self._executor.submit(self._write)
+        """Write the metrics soon."""
+        self._executor.submit(self._snapshot)
 
     def close(self) -> None:
-        """Write the last one."""
-        self._executor.shutdown(wait=False)
-        self._write()
+        """Wait for what is being written."""
+        self._executor.shutdown()
 
-    def _write(self) -> None:
-        """Write now; a folder that cannot be written does not end the run."""
+    def _keep_config(self) -> None:
+        from quiesce.checkpoint import files
+        from quiesce_grpo.run_config import dump_config
+
+        path, told = self._path / CONFIG_FILE, dump_config(self._config).encode()
+        try:
+            if path.read_bytes() != told:
+                files.replace_durable(path, told)
+        except OSError as error:
+            print(f"warning: {path} keeps its old content: {error}", file=sys.stderr)
+
+    def _snapshot(self) -> None:
+        """A folder that cannot be written does not end the run."""
         if self._metrics is None:
             return
+        path = self._path / METRICS_SNAPSHOT
         with self._lock:
             try:
-                self._metrics.snapshot(self._path)
+                self._metrics.snapshot(path)
             except OSError as error:
-                print(f"quiesce train: {self._path} cannot be written: {error}", file=sys.stderr)
+                print(f"warning: {path} cannot be written: {error}", file=sys.stderr)
 
 
 class _Stop:
@@ -372,13 +409,13 @@ def _resume(folder: RunFolder) -> str:
     return f"quiesce train --run-dir {shlex.quote(str(folder.path))} --resume"
 
 
-def _advise(error: Exception, folder: RunFolder) -> None:
+def _advise(error: Exception, folder: RunFolder, *, began: bool) -> None:
     """Add to a failure how to go on from it."""
     if isinstance(error, NothingToRestoreError):
         error.add_note(
             "the run ended before its first checkpoint and trained nothing: start it again in another folder"
         )
-    elif not isinstance(error, ConfigError | RestoreRefusedError) and folder.published():
+    elif began and folder.published():
         error.add_note(f"go on from the newest checkpoint with: {_resume(folder)}")
 
 

@@ -11,8 +11,8 @@ metadata entry ``rows.raw``.
 Files are read through the safetensors library, but written here: the library's ``serialize`` builds the whole
 document in memory and holds the interpreter lock while it does (66 ms for 64 MiB, during which the training
 loop stands still), and its raw-address interface came in 0.8 and replaced the one before. Here rows go
-through a few small buffers: this thread fills and hashes one while another thread writes the one before, and
-no step holds the lock for longer than a copy of one buffer. The format is public and small: the header's
+through a few small buffers: this thread fills one while others hash, write and sync the ones before, and no
+step holds the lock for longer than a copy of one buffer. The format is public and small: the header's
 length in 8 bytes, a JSON header padded to 8, the data.
 """
 
@@ -45,7 +45,7 @@ SHARD_BYTES: Final = 64 << 20
 
 _SHARD_TENSORS: Final = 1 << 16  # per file: keeps the header of very small rows far below what readers accept
 _CHUNK_BYTES: Final = 4 << 20
-_CHUNKS: Final = 3
+_CHUNKS: Final = 4
 _MAX_HEADER_BYTES: Final = 100_000_000  # the format's own limit
 _OWN: Final = "rows."  # metadata entries of ours
 _FORMAT: Final = "1"
@@ -97,14 +97,14 @@ def write_shards(
     taken = sorted(name for name in metadata if name.startswith(_OWN))
     if taken:
         raise ValueError(f"metadata names that start with {_OWN!r} are taken: {', '.join(taken)}")
-    files: list[FileDigest] = []
     count = 0
     with _Writer(directory) as writer:
-        for shard, tensors in _shards(rows, shard_bytes):
+        for number, (shard, tensors) in enumerate(_shards(rows, shard_bytes)):
             count += shard
             own = {f"{_OWN}format": _FORMAT, f"{_OWN}count": str(shard)}
-            files.append(writer.write(shard_name(len(files)), tensors, {**metadata, **own}))
-    return RowsWritten(count, sum(file.size for file in files), tuple(files))
+            writer.write(shard_name(number), tensors, {**metadata, **own})
+    files = writer.files()
+    return RowsWritten(count, sum(file.size for file in files), files)
 
 
 def _shards(rows: Iterable[tuple[str, Buffer]], shard_bytes: int) -> Iterator[tuple[int, list[_Tensor]]]:
@@ -155,30 +155,42 @@ def _header(tensors: Sequence[_Tensor], metadata: Mapping[str, str]) -> bytes:
 
 
 class _Writer:
-    """Writes files in turn: the caller's thread fills and hashes buffers, one more does the disk's part."""
+    """Writes files in turn: the caller's thread fills buffers, one hashes them, one writes, and one syncs.
+
+    Each is about as long at work as the others, and none needs the interpreter's lock for long. A file is synced while
+    the next ones are filled: a disk that is slow to sync holds nobody up before the end.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._hash: Executor = DaemonExecutor("quiesce-rows-hash", 1)
         self._disk: Executor = DaemonExecutor("quiesce-rows", 1)
+        self._sync: Executor = DaemonExecutor("quiesce-rows-sync", 1)
         self._spare = [bytearray(_CHUNK_BYTES) for _ in range(_CHUNKS)]
-        self._writing: deque[tuple[bytearray, Future[None]]] = deque()
+        self._busy: deque[tuple[bytearray, Future[None], Future[None]]] = deque()
         self._ends: list[Future[None]] = []
+        self._written: list[tuple[str, int, hashlib._Hash]] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, exc_type: object, exc: object, traceback: object) -> None:
         """Wait for the disk; report its error unless another one is on its way out."""
-        # The disk thread closes each file itself, so once it ended no descriptor is left open and no buffer
-        # in use.
-        self._disk.shutdown(wait=True)
+        # Each file is closed in the end, whatever happened to it, so once the threads ended no descriptor is left open
+        # and no buffer in use.
+        for executor in (self._hash, self._disk, self._sync):
+            executor.shutdown(wait=True)
         os.close(self._folder)
         if exc_type is None:
-            for ended in (*(written for _, written in self._writing), *self._ends):
+            for ended in (*(done for _, *both in self._busy for done in both), *self._ends):
                 ended.result()
 
-    def write(self, name: str, tensors: list[_Tensor], metadata: Mapping[str, str]) -> FileDigest:
+    def files(self) -> tuple[FileDigest, ...]:
+        """Return what was written, once the writer was left."""
+        return tuple(FileDigest(name, size, digest.hexdigest()) for name, size, digest in self._written)
+
+    def write(self, name: str, tensors: list[_Tensor], metadata: Mapping[str, str]) -> None:
         tensors.sort(
             key=lambda tensor: tensor.order
         )  # stable, so rows keep their order within an element size
@@ -188,37 +200,44 @@ class _Writer:
         try:
             for chunk, used in self._filled(_header(tensors, metadata), tensors):
                 size += used
-                with memoryview(chunk)[:used] as filled:
-                    digest.update(filled)
-                self._writing.append((chunk, self._disk.submit(self._write_chunk, fd, name, chunk, used)))
+                hashed = self._hash.submit(_update, digest, chunk, used)
+                written = self._disk.submit(self._write_chunk, fd, name, chunk, used)
+                self._busy.append((chunk, hashed, written))
         finally:
-            self._ends.append(self._disk.submit(self._end_file, fd, name))
-        return FileDigest(name, size, digest.hexdigest())
+            # Behind the file's last write, on the thread that does them all.
+            self._disk.submit(self._hand_over, fd, name)
+        self._written.append((name, size, digest))
 
     def _filled(self, header: bytes, tensors: Iterable[_Tensor]) -> Iterator[tuple[bytearray, int]]:
         """Yield buffers filled with the file's bytes, and how far."""
-        chunk = self._free_chunk()
+        chunk, at = self._free_chunk(), 0
         room = memoryview(chunk)
-        for piece in (memoryview(header), *(tensor.data for tensor in tensors)):
-            data = piece
-            while len(data):
-                taken = min(len(room), len(data))
-                room[:taken] = data[:taken]
-                room, data = room[taken:], data[taken:]
-                if not len(room):
-                    yield chunk, _CHUNK_BYTES
-                    chunk = self._free_chunk()
+        for data in (memoryview(header), *(tensor.data for tensor in tensors)):
+            size, taken = len(data), 0
+            if at + size < _CHUNK_BYTES:  # as nearly always: one copy, and no view of it
+                room[at : at + size] = data
+                at += size
+                continue
+            while taken < size:
+                part = min(_CHUNK_BYTES - at, size - taken)
+                room[at : at + part] = data[taken : taken + part]
+                at += part
+                taken += part
+                if at == _CHUNK_BYTES:
+                    yield chunk, at
+                    chunk, at = self._free_chunk(), 0
                     room = memoryview(chunk)
-        if len(room) < _CHUNK_BYTES:
-            yield chunk, _CHUNK_BYTES - len(room)
+        if at:
+            yield chunk, at
         else:
             self._spare.append(chunk)
 
     def _free_chunk(self) -> bytearray:
-        """Return a buffer that nobody uses; waits for the oldest one's write, and raises what that raised."""
+        """Return a buffer that nobody uses; waits for the oldest one, and raises what its write raised."""
         if self._spare:
             return self._spare.pop()
-        chunk, written = self._writing.popleft()
+        chunk, hashed, written = self._busy.popleft()
+        hashed.result()
         written.result()
         return chunk
 
@@ -227,6 +246,9 @@ class _Writer:
             at = 0
             while at < used:
                 at += os.write(fd, whole[at:used])
+
+    def _hand_over(self, fd: int, name: str) -> None:
+        self._ends.append(self._sync.submit(self._end_file, fd, name))
 
     def _end_file(self, fd: int, name: str) -> None:
         try:
@@ -242,6 +264,11 @@ class _Writer:
         except OSError as error:
             error.filename = str(self._directory / name)
             raise
+
+
+def _update(digest: hashlib._Hash, chunk: bytearray, used: int) -> None:
+    with memoryview(chunk)[:used] as filled:
+        digest.update(filled)
 
 
 # ---------------------------------------------------------------------------------------------------- reading

@@ -1,0 +1,86 @@
+"""One run as a chain of kills and resumes: along the surviving lineage every prompt is trained exactly once or dropped."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.crash.forkserver import ForkPool, ForkServer
+from tests.crash.runs import EPOCHS, PROMPTS
+from tests.run_rig import SAMPLERS
+
+LONGEST = 400
+"""Events until the latest kill; a whole run has some fifteen hundred."""
+
+
+def chain(server: ForkServer, name: str, kills: int, seed: int, place: Path) -> dict[str, int]:
+    """Kill a run and resume it until enough kills have hit, then let it end; begin anew where one ends before.
+
+    Returns:
+        Counts: ``kills``, ``ends`` of runs whose every prompt was accounted for, ``resumes``, and ``early`` kills before
+        the first checkpoint, after which there is nothing to resume and nothing was trained.
+    """
+    choice = random.Random(f"{name} {seed}")
+    counts = {"kills": 0, "ends": 0, "resumes": 0, "early": 0}
+    while counts["kills"] < kills:
+        path = str(place / f"run-{counts['ends']}-{counts['early']}")
+        resume = False
+        while True:
+            at = choice.randrange(1, LONGEST) if counts["kills"] < kills else 0
+            ended = server.call("tests.crash.runs:one", path=path, name=name, seed=seed, kill_at=at, resume=resume)
+            if not ended.killed:
+                end = ended.value()
+                assert end["read"] == end["trained"] + end["dropped"] == PROMPTS * EPOCHS
+                counts["ends"] += 1
+                break
+            counts["kills"] += 1
+            verdict = server.call("tests.crash.runs:verdict", path=path).value()
+            assert verdict["violations"] == [], f"after a kill at event {at}: {verdict}"
+            if verdict["checkpoints"]:
+                resume = True
+                counts["resumes"] += 1
+            else:
+                assert not resume, f"a kill at event {at} left no checkpoint where there was one"
+                counts["early"] += 1
+                path = str(place / f"run-{counts['ends']}-{counts['early']}")
+    return counts
+
+
+def chains(pool: ForkPool, name: str, kills: int, seeds: Sequence[int], place: Path) -> list[dict[str, int]]:
+    """Run a chain for each seed, side by side."""
+
+    def one(server: ForkServer, seed: int) -> dict[str, int]:
+        (place / str(seed)).mkdir()
+        return chain(server, name, kills, seed, place / str(seed))
+
+    found: list[dict[str, int]] = pool.each(seeds, one)
+    for counts in found:
+        assert counts["kills"] == kills
+        assert counts["resumes"] >= kills // 2
+        assert counts["ends"] >= 1
+    return found
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_run_that_is_killed_over_and_over_trains_every_prompt_once(
+    name: str, pool: ForkPool, tmp_path: Path, tell: Callable[[str], None]
+) -> None:
+    """Twice ten kills with each sampler, failing rollouts and spares; after every kill the audit is clean."""
+    found = chains(pool, name, 10, (1, 2), tmp_path)
+
+    tell(", ".join(map(str, found)))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_run_that_is_killed_two_hundred_times_trains_every_prompt_once(
+    name: str, pool: ForkPool, tmp_path: Path, tell: Callable[[str], None]
+) -> None:
+    """The same, two hundred times and then as many with other paces, for each sampler."""
+    found = chains(pool, name, 200, (11, 12), tmp_path)
+
+    tell(", ".join(map(str, found)))
