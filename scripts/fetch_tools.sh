@@ -16,6 +16,7 @@ programs=(
     "promtool     prometheus               usr/bin/promtool"
     "alertmanager prometheus-alertmanager  usr/bin/prometheus-alertmanager"
     "amtool       prometheus-alertmanager  usr/bin/amtool"
+    "strace       strace                   usr/bin/strace"
 )
 
 say() { printf 'tools: %s\n' "$*" >&2; }
@@ -69,6 +70,15 @@ fetch() { # package -> status 0 when unpacked
     say "unpacked $(cd "$tools/apt/debs" && echo "${package}"_*.deb)"
 }
 
+# A program's libraries that this machine lacks are unpacked beside it; who starts it points LD_LIBRARY_PATH there.
+fetch_libraries() { # package, file
+    local name
+    ldd "$2" 2>/dev/null | grep -q 'not found' || return 0
+    for name in $(dpkg-deb -f "$tools/apt/debs/${1}"_*.deb Depends | tr ',' '\n' | sed 's/[|(].*//; s/:.*//'); do
+        [[ $name == libc6 ]] || fetch "$name" || say "library $name of $1 could not be had"
+    done
+}
+
 # A stub is a package whose program is not in it, or is a script that only points at another package manager.
 real() { [[ -x $1 ]] && ! { head -c 2 "$1" | grep -q '#!' && grep -qw snap "$1"; } 2>/dev/null; }
 
@@ -76,6 +86,7 @@ missing=()
 for line in "${programs[@]}"; do
     read -r program package file <<<"$line"
     if fetch "$package" && real "$tools/root/$file"; then
+        fetch_libraries "$package" "$tools/root/$file"
         ln -sfn "../root/$file" "$tools/bin/$program"
     elif found=$(command -v "${file##*/}" || command -v "$program") && real "$found"; then
         say "$program: the one on PATH ($found)"

@@ -115,7 +115,11 @@ OPERATIONS = (
     Operation("rollout with a retry", failing, an_admitted_group, roll_out, 4),
     Operation("rollout that is dropped", hopeless, an_admitted_group, roll_out, 2),
     Operation(
-        "train pump", World, a_ready_group, lambda world, _: world.train_pump(save_every=1, max_steps=1).run(), 3
+        "train pump",
+        World,
+        a_ready_group,
+        lambda world, _: world.train_pump(save_every=1, max_steps=1).run(),
+        3,
     ),
     Operation("rollout pump", World, nothing, lambda world, _: world.rollout_pump().run(), 3),
     Operation("room for a batch", gated, a_full_buffer, lambda world, _: world.owners.room_for(1), 1),

@@ -113,7 +113,9 @@ class Disk:
         self._root = _Folder()
         for path in sorted(past.rglob("*")):
             name = path.relative_to(past)
-            entry: _File | _Folder = _Folder() if path.is_dir() else _File(path.read_bytes(), path.read_bytes())
+            entry: _File | _Folder = (
+                _Folder() if path.is_dir() else _File(path.read_bytes(), path.read_bytes())
+            )
             self._folder(PurePosixPath(name).parent).now[name.name] = entry
         for folder in self._folders(self._root):
             folder.sync()
@@ -149,9 +151,7 @@ class Disk:
         """Yield what a disk may hold if the power fails now, ``subsets`` of them at random."""
         choice = random.Random(f"{seed}")
         changes = [
-            (folder, number)
-            for folder in self._folders(self._root)
-            for number in range(len(folder.pending))
+            (folder, number) for folder in self._folders(self._root) for number in range(len(folder.pending))
         ]
         everything = frozenset(range(len(changes)))
         for tearing in TEARINGS:
@@ -169,7 +169,11 @@ class Disk:
                 yield self._image(changes, some, "some", choice)
 
     def _image(
-        self, changes: list[tuple[_Folder, int]], kept: frozenset[int], tearing: Tearing, choice: random.Random
+        self,
+        changes: list[tuple[_Folder, int]],
+        kept: frozenset[int],
+        tearing: Tearing,
+        choice: random.Random,
     ) -> Image:
         of_folder: dict[int, set[int]] = {}
         for number in kept:

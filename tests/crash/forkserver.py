@@ -174,7 +174,7 @@ def _import_everything() -> None:
 
 
 def _read(answers: int, pid: int) -> bytes:
-    pieces = []
+    pieces: list[bytes] = []
     with os.fdopen(answers, "rb", buffering=0) as pipe:
         while True:
             ready, _, _ = select.select([pipe], [], [], DEADLINE_SECONDS)

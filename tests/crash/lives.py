@@ -16,6 +16,7 @@ import base64
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from quiesce.checkpoint.loading import (
 from quiesce.checkpoint.restore import RestoreTargets, load_newest, restore_into
 from quiesce.checkpoint.saver import SaveResult
 from quiesce.checkpoint.trainer_state import StateDictTrainerState
-from quiesce.errors import CorruptCheckpointError, NothingToRestoreError, UnusableAuditPathError
+from quiesce.errors import NothingToRestoreError, UnusableAuditPathError
 from quiesce.samplers import WindowedSampler
 from tests.crash.operations import Operation, Watch
 from tests.save_rig import Rig, broken
@@ -102,7 +103,9 @@ class Life:
         rig.saver = rig.checkpointer(self.trainer, restored=state, **self.options)
         weights = {value for parameter in self.module.parameters() for value in parameter.flatten().tolist()}
         assert weights == {float(rig.step)}, f"weights of step {weights} in a checkpoint of step {rig.step}"
-        assert self.clock.step == rig.step, f"state of step {self.clock.step} in a checkpoint of step {rig.step}"
+        assert self.clock.step == rig.step, (
+            f"state of step {self.clock.step} in a checkpoint of step {rig.step}"
+        )
 
     async def train(self) -> None:
         """Take a step over the oldest ready group."""
@@ -178,7 +181,9 @@ async def _build(path: Path, scenario: str) -> None:
 # ------------------------------------------------------------------------------------------------------- the life
 
 
-def live(path: str, scenario: str, label: str = "", when: str = "", *, record: bool = False) -> dict[str, Any]:
+def live(
+    path: str, scenario: str, label: str = "", when: str = "", *, record: bool = False
+) -> dict[str, Any]:
     """Live a scenario to its end, or to an operation.
 
     Args:
@@ -212,6 +217,58 @@ def live(path: str, scenario: str, label: str = "", when: str = "", *, record: b
     if record:
         found["operations"] = [encode(operation) for operation in watch.seen]
     return found
+
+
+AUDITED = {
+    "os.mkdir": "mkdir",
+    "os.rename": "rename",
+    "os.remove": "unlink",
+    "os.rmdir": "rmdir",
+    "os.truncate": "truncate",
+}
+"""What the interpreter reports of its own accord, whoever calls it, and what a watch calls it."""
+
+
+def audited(path: str, scenario: str) -> dict[str, list[str]]:
+    """Live a scenario, and compare what the watch saw with the interpreter's own audit events.
+
+    Returns:
+        ``reported`` changes of the folder, and those that are ``missing`` from what the watch saw.
+    """
+    root = str(Path(path).parent)
+    reported: list[tuple[str, str]] = []
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open":
+            name, _, flags = args
+            writing = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR) and flags & os.O_CREAT
+            if isinstance(name, str) and writing and not os.path.lexists(name):
+                reported.append(("create", name))
+        elif event in AUDITED:
+            name = args[0]
+            # Reported before it is tried: what is not there cannot be deleted, and a descriptor has no name.
+            absent = (
+                event in {"os.remove", "os.rmdir"} and str(name).startswith("/") and not os.path.lexists(name)
+            )
+            if not absent and not isinstance(name, int):
+                reported.append((AUDITED[event], str(name)))
+        elif event in {"os.link", "os.symlink", "os.chmod", "os.chown", "os.utime", "shutil.move"}:
+            reported.append((event, str(args[0])))
+
+    watch = Watch(Path(root))
+    sys.addaudithook(hook)
+    with watch.installed():
+        asyncio.run(_live(Path(path), scenario, lambda _: None))
+    seen = {(operation.kind, os.path.basename(operation.path)) for operation in watch.seen}  # noqa: PTH119 - text
+    # A name that is relative to a folder's descriptor comes without the folder, so names are compared by their last part.
+    ours = [(kind, name) for kind, name in reported if name.startswith(root) or "/" not in name]
+    missing = [
+        f"{kind} {name}"
+        for kind, name in ours
+        if (kind, os.path.basename(name)) not in seen  # noqa: PTH119 - text
+        and not (kind == "mkdir" and os.path.isdir(name))  # noqa: PTH112 - text; it was there, and stayed
+    ]
+    return {"reported": [f"{kind} {name}" for kind, name in ours], "missing": missing}
 
 
 async def _live(path: Path, scenario: str, mark: Callable[[str], None]) -> None:
@@ -273,12 +330,6 @@ def resume(path: str, planted: list[str], *, go_on: bool = True) -> dict[str, An
 
 
 async def _resume(path: Path, planted: list[str], *, go_on: bool) -> dict[str, Any]:
-    checkpoints = path / "checkpoints"
-    for info in find_checkpoints(checkpoints):
-        try:
-            load_checkpoint(info)
-        except CorruptCheckpointError:
-            assert info.path.name in planted, f"{info.path.name} is half a checkpoint under a whole one's name"
     _check(path, planted)
     life = Life(path, resume=True)
     try:
@@ -291,7 +342,6 @@ async def _resume(path: Path, planted: list[str], *, go_on: bool) -> dict[str, A
         await life.rig.saver.prepare()
         left = life.rig.names()
         assert not [name for name in left if ".tmp-" in name or name.startswith("trash-")], left
-        _check(path, [])
         if go_on:
             await life.work()
             result = await life.save()
@@ -304,14 +354,12 @@ async def _resume(path: Path, planted: list[str], *, go_on: bool) -> dict[str, A
 
 
 def _check(path: Path, planted: list[str]) -> None:
-    """Audit a run folder; only what is corrupt on purpose may be found."""
+    """Audit a run folder, every published checkpoint in it; only what is corrupt on purpose may be found."""
     try:
         report = audit(path)
     except UnusableAuditPathError:
         return  # no checkpoint yet
     found = [
-        violation
-        for violation in report.violations
-        if violation.evidence.get("checkpoint") not in planted
+        violation for violation in report.violations if violation.evidence.get("checkpoint") not in planted
     ]
     assert not found, found

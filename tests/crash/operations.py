@@ -94,7 +94,7 @@ class Watch:
         if isinstance(path, int):
             return None
         text = os.fsdecode(path)
-        if dir_fd is not None and not os.path.isabs(text):
+        if dir_fd is not None and not text.startswith(os.sep):
             opened = self._open.get(dir_fd)
             if opened is None:
                 return None
@@ -143,11 +143,9 @@ class Watch:
             return call()
         there = os.path.lexists(os.path.join(self.root, name))  # noqa: PTH118 - as above
         if flags & os.O_CREAT and not there:
-            found: int = self._happens(Operation("create", name), call)
-            return found
+            return int(self._happens(Operation("create", name), call))
         if flags & os.O_TRUNC and there:
-            found = self._happens(Operation("truncate", name), call)
-            return found
+            return int(self._happens(Operation("truncate", name), call))
         return call()
 
     def _os_close(self, fd: int) -> None:
@@ -232,7 +230,9 @@ class Watch:
             if isinstance(file, int):  # whoever closes it now does so unseen
                 self._open.pop(file, None)
             return self._real["io_open"](file, mode, *args, **more)
-        given = dict(zip(("buffering", "encoding", "errors", "newline", "closefd", "opener"), args, strict=False))
+        given = dict(
+            zip(("buffering", "encoding", "errors", "newline", "closefd", "opener"), args, strict=False)
+        )
         given |= more
         raw = _WatchedFile(self, name, file, mode.replace("b", "").replace("t", ""))
         if given.get("buffering") == 0:
@@ -273,7 +273,7 @@ class Watch:
         try:
             for name, function in standing.items():
                 setattr(os, name, function)
-            io.open = builtins.open = self._io_open  # type: ignore[assignment] # a stand-in, with every overload in one
+            io.open = builtins.open = self._io_open
             yield self
         finally:
             for name in standing:
@@ -298,7 +298,7 @@ class _WatchedFile(io.FileIO):
         else:
             call()
 
-    def write(self, data: Any, /) -> int:
+    def write(self, data: Any, /) -> int:  # noqa: ANN401 - a buffer
         """Write, seen."""
         opened = self._watch._open[self.fileno()]  # noqa: SLF001 - same module
         if not opened.append:

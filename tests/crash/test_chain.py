@@ -30,7 +30,9 @@ def chain(server: ForkServer, name: str, kills: int, seed: int, place: Path) -> 
         resume = False
         while True:
             at = choice.randrange(1, LONGEST) if counts["kills"] < kills else 0
-            ended = server.call("tests.crash.runs:one", path=path, name=name, seed=seed, kill_at=at, resume=resume)
+            ended = server.call(
+                "tests.crash.runs:one", path=path, name=name, seed=seed, kill_at=at, resume=resume
+            )
             if not ended.killed:
                 end = ended.value()
                 assert end["read"] == end["trained"] + end["dropped"] == PROMPTS * EPOCHS

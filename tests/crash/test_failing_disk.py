@@ -14,6 +14,7 @@ import pytest
 
 from quiesce.checkpoint.audit import audit
 from quiesce.checkpoint.restore import load_newest
+from quiesce.checkpoint.runfolder import RunFolder
 from quiesce.errors import QuiesceError
 from quiesce.types import RowKey
 from tests.crash.lives import Life
@@ -87,7 +88,10 @@ def renumbered(operation: Operation, step: int) -> Operation:
     changed = operation
     for old, new in (("step_2", f"step_{step}"), ("step_0", f"step_{step - KEPT}")):
         changed = Operation(
-            changed.kind, changed.path.replace(old, new), changed.target.replace(old, new), number=changed.number
+            changed.kind,
+            changed.path.replace(old, new),
+            changed.target.replace(old, new),
+            number=changed.number,
         )
     return changed
 
@@ -95,48 +99,53 @@ def renumbered(operation: Operation, step: int) -> Operation:
 KEPT = 2
 
 
+@pytest.mark.parametrize("code,reason", CODES)
 async def test_every_operation_that_fails_costs_one_attempt_and_nothing_else(
-    life: Life, tmp_path: Path, tell: Callable[[str], None]
+    life: Life, tmp_path: Path, tell: Callable[[str], None], code: int, reason: str
 ) -> None:
     """No space, an I/O error, a read-only file system, at each operation of a save and a retention in turn."""
     operations = await operations_of_a_save(life, tmp_path)
     faults = 0
     for operation in operations:
-        for code, reason in CODES:
-            step = life.rig.step
-            fault = renumbered(operation, step)
-            failing = Failing(tmp_path, fault, code)
-            published = [f"step_{step - 2}", f"step_{step - 1}"]
-            failures = life.rig.saver.statistics().retention_failures
+        step = life.rig.step
+        fault = renumbered(operation, step)
+        failing = Failing(tmp_path, fault, code)
+        published = [f"step_{step - 2}", f"step_{step - 1}"]
+        failures = life.rig.saver.statistics().retention_failures
 
-            with failing.watch.installed():
-                result = await life.save()
+        with failing.watch.installed():
+            result = await life.save()
 
-            said = f"{fault.label} with {errno.errorcode[code]}: {result.outcome} {result.reason} {result.error!r}"
-            faults += 1
-            if result.outcome == "completed":
-                # What fails after the rename is durable is no failure of the save: deleting the oldest, or a line of the
-                # journal that stays queued.
-                retired = "step_" in operation.path and ".tmp" not in operation.path or operation.number == 1
-                assert retired or "lineage" in operation.path, said
-                assert life.rig.saver.statistics().retention_failures == failures + retired, said
+        said = (
+            f"{fault.label} with {errno.errorcode[code]}: {result.outcome} {result.reason} {result.error!r}"
+        )
+        faults += 1
+        if result.outcome == "completed":
+            # What fails after the rename is durable is no failure of the save: deleting the oldest, or a line of the
+            # journal that stays queued.
+            retired = ("step_" in operation.path and ".tmp" not in operation.path) or operation.number == 1
+            assert retired or "lineage" in operation.path, said
+            assert life.rig.saver.statistics().retention_failures == failures + retired, said
+        else:
+            assert failing.hits, said
+            assert (result.outcome, result.reason) == ("failed", reason), said
+            assert life.rig.saver.last_failed
+            left = [str(name) for name in life.rig.run.published()]
+            if operation.kind == "fsync" and operation.path == CHECKPOINTS:
+                assert left[:3] == [*published, f"step_{step}"], said  # whole, but perhaps not durable
             else:
-                assert failing.hits, said
-                assert (result.outcome, result.reason) == ("failed", reason), said
-                assert life.rig.saver.last_failed
-                left = [str(name) for name in life.rig.run.published()]
-                if operation.kind == "fsync" and operation.path == CHECKPOINTS:
-                    assert left[:3] == [*published, f"step_{step}"], said  # whole, but perhaps not durable
-                else:
-                    assert left == published, said
-                    assert load_newest(life.rig.run.path).state.step == step - 1, said
-                assert life.rig.plane.statistics().open_snapshots == 0
-                assert life.rig.barrier.statistics().phase == "open"
-                assert (await life.save()).outcome == "completed", said
-            while [name.step for name in life.rig.run.published()] != [life.rig.step - 2, life.rig.step - 1]:
-                await life.work()
-                if [name.step for name in life.rig.run.published()] != [life.rig.step - 2, life.rig.step - 1]:
-                    assert (await life.save()).outcome == "completed"
+                assert left == published, said
+                assert load_newest(life.rig.run.path).state.step == step - 1, said
+            assert life.rig.plane.statistics().open_snapshots == 0
+            assert life.rig.barrier.statistics().phase == "open"
+            assert (await life.save()).outcome == "completed", said
+        await life.work()
+        while list(map(str, life.rig.run.published())) != [
+            f"step_{life.rig.step - 2}",
+            f"step_{life.rig.step - 1}",
+        ]:
+            assert (await life.save()).outcome == "completed"
+            await life.work()
     tell(f"{len(operations)} operations, {faults} faults")
     assert len(operations) > 60
     assert audit(life.rig.run.path).ok
@@ -152,47 +161,37 @@ async def test_every_operation_of_a_start_that_fails_is_a_named_error(
     cut = load_newest(path).state.cut_id
     listing = Watch(tmp_path)
 
-    async def start(watch: Watch) -> Life | None:
-        with watch.installed():
-            born = Life(path, resume=True)
-            try:
-                await born.restore(load_newest(path))
-                await born.rig.saver.prepare()
-            except BaseException:
-                await born.close()
-                raise
-        return born
+    def start(watch: Watch) -> str:
+        with watch.installed(), RunFolder.open(path, resume=True) as folder:
+            folder.next_incarnation()
+            state = load_newest(path).state
+            folder.record_restored(
+                state.cut_id,
+                step=state.step,
+                source_incarnation=state.incarnation,
+                parent_cut=state.parent_cut,
+            )
+            return state.cut_id
 
-    born = await start(listing)
-    assert born is not None
-    await born.close()
+    assert start(listing) == cut
     known = list({_name(operation): operation for operation in listing.seen}.values())
-    errors = 0
+    refused = 0
     for operation in known:
         for code, _ in CODES:
             failing = Failing(tmp_path, operation, code)
-            born = None
-            try:
-                born = await start(failing.watch)
-            except (QuiesceError, OSError) as error:
-                errors += 1
-                assert str(error), operation.label
-            finally:
-                if born is not None:
-                    await born.close()
-            assert load_newest(path).state.cut_id == cut, operation.label
-    born = await start(Watch(tmp_path))
-    assert born is not None
-    await born.work()
-    assert (await born.save()).outcome == "completed"
-    await born.close()
-    tell(f"{len(known)} operations, {errors} refused starts")
-    assert errors >= len(known)
+            with pytest.raises((QuiesceError, OSError), match="run"):
+                start(failing.watch)
+            refused += 1
+            assert failing.hits, operation.label
+            assert start(Watch(tmp_path)) == cut, operation.label
+    tell(f"{len(known)} operations, {refused} refused starts")
+    assert refused == len(known) * len(CODES)
     assert audit(path).ok
 
 
 @pytest.mark.parametrize(
-    "name", ["rows-00000.safetensors", "trainer/model-00001-of-00001.safetensors", "manifest.json", "checkpoints"]
+    "name",
+    ["rows-00000.safetensors", "trainer/model-00001-of-00001.safetensors", "manifest.json", "checkpoints"],
 )
 async def test_a_slow_sync_holds_nobody_but_the_save(life: Life, tmp_path: Path, name: str) -> None:
     """While one fsync takes its time, groups are read, finished and trained; the checkpoint is of the cut all the same."""
@@ -225,8 +224,13 @@ async def test_a_full_map_waits_for_the_save_and_loses_nothing(tmp_path: Path) -
     rig = Rig(tmp_path / "run", lmdb=True)
     await rig.save()
     group = await rig.finished()
+
+    def fill(keys: list[RowKey]) -> None:
+        for key in keys:
+            rig.plane.put({key: {"x": np.full(1 << 17, key.generation)}})  # 1 MiB each
+
     held = [RowKey(1, "filler", number, 0) for number in range(40)]
-    rig.plane.put({key: {"x": np.full(1 << 17, key.generation)} for key in held})  # 1 MiB each
+    fill(held)
     reached, go_on = threading.Event(), threading.Event()
 
     def wait(operation: Operation) -> None:
@@ -239,11 +243,7 @@ async def test_a_full_map_waits_for_the_save_and_loses_nothing(tmp_path: Path) -
         await until(reached)
         rig.plane.clear(held)  # the pages stay the snapshot's
         more = [RowKey(1, "more", number, 0) for number in range(40)]
-        filling = asyncio.create_task(
-            asyncio.to_thread(
-                lambda: [rig.plane.put({key: {"x": np.full(1 << 17, key.generation)}}) for key in more]
-            )
-        )
+        filling = asyncio.create_task(asyncio.to_thread(fill, more))
         while not rig.plane.statistics().blocked_writers:
             assert not filling.done()
             await asyncio.to_thread(threading.Event().wait, 0.01)

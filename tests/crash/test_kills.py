@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,10 @@ from tests.crash.forkserver import ForkPool, ForkServer
 from tests.crash.lives import SCENARIOS
 
 PUBLISHED = {
-    "first": ("run/new/run", "rename run/new/run/checkpoints/step_0.tmp -> run/new/run/checkpoints/step_0 #0"),
+    "first": (
+        "run/new/run",
+        "rename run/new/run/checkpoints/step_0.tmp -> run/new/run/checkpoints/step_0 #0",
+    ),
     "serial": ("run", "rename run/checkpoints/step_2.tmp -> run/checkpoints/step_2.1 #0"),
 }
 """Where the run folder is, and which operation publishes; for a scenario that is not here, the next."""
@@ -150,10 +152,8 @@ def test_the_points_cover_every_kind_of_operation(pasts: dict[str, Past]) -> Non
 
     assert kinds == {"create", "write", "truncate", "fsync", "close", "mkdir", "rename", "unlink", "rmdir"}
     for name in (
-        "manifest.json", "trainer/model-00001-of-00001.safetensors", "rows-00000.safetensors", "lineage.jsonl", "incarnation",
-        "run.lock", "trash-step_0", "trash-step_1", "corrupt-step_2", "aside-step_2", "step_2.suspect", "step_2.1", "violations.json",
-        "trash-step_1.suspect",
+        "manifest.json", "trainer/model-00001-of-00001.safetensors", "rows-00000.safetensors", "lineage.jsonl",
+        "incarnation", "run.lock", "trash-step_0", "trash-step_1", "corrupt-step_2", "aside-step_2", "step_2.suspect",
+        "step_2.1", "violations.json", "trash-step_1.suspect",
     ):  # fmt: skip
         assert any(name in label for label in everywhere), name
-
-

@@ -28,7 +28,6 @@ from quiesce.errors import (
 from quiesce.explorer import pause, pause_thread
 from quiesce.sampler_config import SamplerConfig
 from quiesce.signals import TrainerVersion
-from quiesce.training import TrainBatch
 from tests.interleaving.world import BrokenError, World
 
 Body = Callable[[type[World]], Coroutine[Any, Any, None]]
@@ -192,7 +191,9 @@ async def one_piece_gate_is_named(kind: type[World]) -> None:
         try:
             await world.save(10.0)
         except DrainTimeoutError as error:
-            assert [holder.kind for holder in error.holders] == ["admission"]
+            held = [holder.kind for holder in error.holders]
+            if held != ["admission"]:
+                raise
         world.versions.advance()
 
     async with at_once(later(world.admit(1)), save_then_advance()):
@@ -291,7 +292,9 @@ async def retry_during_save(kind: type[World]) -> None:
 async def late_commit_of_an_old_attempt(kind: type[World]) -> None:
     """The watchdog starts a new attempt while the old one comes to its commit."""
     world = kind()
-    world.tolerated = {"rows_not_orphaned"}  # rows of the old attempt have no owner until its commit is refused
+    world.tolerated = {
+        "rows_not_orphaned"
+    }  # rows of the old attempt have no owner until its commit is refused
     (record,) = await world.admit(0)
     outcomes: list[str] = []
 
@@ -608,15 +611,17 @@ async def cancelled_threaded_window(kind: type[World]) -> None:
 async def foreign_and_expired_cuts(kind: type[World]) -> None:
     """Whatever runs beside it, such a cut changes nothing."""
     world, other = kind(), kind()
-    async with at_once(later(world.save()), later(world.reserve(0))):
-        async with other.barrier.mutation("retry") as foreign:
-            await pause("in the slot")
-            try:
-                world.owners.commit_pull(foreign, world.pull(1), to_spares=False)
-            except ForeignCutError:
-                pass
-            else:
-                raise AssertionError("a foreign cut was taken")
+    async with (
+        at_once(later(world.save()), later(world.reserve(0))),
+        other.barrier.mutation("retry") as foreign,
+    ):
+        await pause("in the slot")
+        try:
+            world.owners.commit_pull(foreign, world.pull(1), to_spares=False)
+        except ForeignCutError:
+            pass
+        else:
+            raise AssertionError("a foreign cut was taken")
     world.idle()
 
 
@@ -652,7 +657,8 @@ async def drain_timeout_reopens(kind: type[World]) -> None:
         try:
             await world.save(10.0)
         except DrainTimeoutError as error:
-            assert [holder.kind for holder in error.holders if holder.kind == "retry"] or error.holders
+            if not error.holders:
+                raise
         free.set()
 
     async with at_once(slow(), later(saver()), later(world.reserve(0))):
@@ -660,7 +666,9 @@ async def drain_timeout_reopens(kind: type[World]) -> None:
     world.idle()
 
 
-@scenario("semantics 1.2: slots that ask after a checkpoint do not overtake it; R19: exclusive within its budget")
+@scenario(
+    "semantics 1.2: slots that ask after a checkpoint do not overtake it; R19: exclusive within its budget"
+)
 async def slow_writers_and_a_checkpoint(kind: type[World]) -> None:
     """Writers that overlap and hold their slots for long: the checkpoint waits for those before it only."""
     world = kind()

@@ -36,7 +36,7 @@ from quiesce.signals import Changed, TrainerVersion
 from quiesce.spares import SparePool
 from quiesce.testing import strict_hub
 from quiesce.training import TrainBatch, TrainPump
-from quiesce.types import GroupRecord, PromptRef, RowKey
+from quiesce.types import BufferEntry, GroupRecord, PromptRef, RowKey
 
 GENERATIONS = 1
 EXCLUSIVE_BUDGET_SECONDS = 1.0
@@ -147,9 +147,7 @@ class World:
         def clock() -> int:
             return round(loop.time() * 1e9)
 
-        self.barrier = self.barrier_class(
-            hub=self.hub, clock=clock, window_ids=lambda: f"cut-{next(ids)}"
-        )
+        self.barrier = self.barrier_class(hub=self.hub, clock=clock, window_ids=lambda: f"cut-{next(ids)}")
         self.settings = (
             SamplerConfig(sampler, max_staleness_versions=window, max_lookahead_versions=window)
             if isinstance(sampler, str)
@@ -256,7 +254,10 @@ class World:
 
     def keys(self, record: GroupRecord) -> list[RowKey]:
         """Return the final keys of a group."""
-        return [RowKey(self.plane.incarnation, record.group_id, number, record.attempt) for number in range(GENERATIONS)]
+        return [
+            RowKey(self.plane.incarnation, record.group_id, number, record.attempt)
+            for number in range(GENERATIONS)
+        ]
 
     async def ready(self, *positions: int, ends: bool = False) -> list[str]:
         """Take one batch into the buffer, without a rollout."""
@@ -265,9 +266,7 @@ class World:
             keys = self.keys(record)
             self.plane.put({key: {"tokens": np.array([record.prompt.index, 0])} for key in keys})
             async with self.barrier.mutation("group_commit") as cut:
-                self.owners.commit_rollout(
-                    cut, record, keys=keys, generated_from=0, generated_to=0, stats={}
-                )
+                self.owners.commit_rollout(cut, record, keys=keys, generated_from=0, generated_to=0, stats={})
         return [record.group_id for record in records]
 
     async def train_step(self, batch: TrainBatch) -> dict[str, float]:
@@ -368,14 +367,13 @@ class World:
         totals = self.accounting.statistics()
         ended = totals.trained + sum(totals.dropped.values())
         if totals.read != ended + len(owned):
-            raise BrokenError(
-                "conservation", f"read {totals.read}, ended {ended}, owned {len(owned)}"
-            )
+            raise BrokenError("conservation", f"read {totals.read}, ended {ended}, owned {len(owned)}")
         for entry in self.buffer.entries():
             if self.plane.missing(entry.keys):
                 raise BrokenError("rows_present", f"rows of {entry.group_id} are missing")
         cursor = self.sampler.dispatch_cursor
-        for group in (*self.ledger.records(), *self.buffer.entries()):
+        groups: tuple[GroupRecord | BufferEntry, ...] = (*self.ledger.records(), *self.buffer.entries())
+        for group in groups:
             if group.target_step is not None and group.target_step > cursor:
                 raise BrokenError("cursor_covers_buffer", f"{group.group_id} is stamped beyond {cursor}")
 
@@ -417,9 +415,7 @@ class World:
             settling = self.clears.outstanding()
         try:
             state = captured.state
-            facts = CutFacts.of(
-                captured, parent=self.parent, gate_window=self.gate_window, settling=settling
-            )
+            facts = CutFacts.of(captured, parent=self.parent, gate_window=self.gate_window, settling=settling)
             await pause(f"write {state.cut_id}")
             present = frozenset(captured.snapshot.keys())
             if facts.rows is None or present != facts.rows.present:
@@ -449,7 +445,11 @@ class World:
             max_attempts=self.config.max_attempts,
         )
         world.plane.put(
-            {key: {"tokens": np.array([entry.prompt.index, 0])} for entry in state.entries for key in entry.keys}
+            {
+                key: {"tokens": np.array([entry.prompt.index, 0])}
+                for entry in state.entries
+                for key in entry.keys
+            }
         )
         world.owners.position = await world.source.seek(state.position)
         world.versions = world.owners.versions

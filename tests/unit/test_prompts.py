@@ -263,8 +263,8 @@ async def test_a_committed_position_does_not_change_with_the_live_loader() -> No
 
     first, second, _ = await pulled(source)
 
-    assert first.position.loader == {"at": [0]}
-    assert second.position.loader == {"at": [0, 1]}
+    assert first.position.loader["state"] == {"at": [0]}
+    assert second.position.loader["state"] == {"at": [0, 1]}
 
 
 @pytest.mark.parametrize("batch", [[("a",)], [0, 1], ["text"], [(None, "a")], 7])
@@ -282,7 +282,7 @@ async def test_a_loader_that_fails_is_an_error_that_tells_where() -> None:
     with pytest.raises(PromptSourceError, match=r"epoch 0, position 1.*worker died"):
         await failing.pull()
     with pytest.raises(PromptSourceError, match="refuses the saved state"):
-        await failing.seek(CommittedPosition(0, 0, exhausted=False, loader={}))
+        await failing.seek(CommittedPosition(0, 0, exhausted=False, loader={"size": len(ITEMS), "state": {}}))
 
 
 async def test_a_loader_of_a_plain_dataset_is_refused() -> None:
@@ -309,3 +309,12 @@ async def test_reading_does_not_run_on_the_event_loop() -> None:
 
     assert all(name.startswith("quiesce-prompts") for name in names)
     assert names
+
+
+async def test_a_position_in_a_dataset_of_another_size_is_refused() -> None:
+    """The same indices would name other prompts, so going on would train them without a word."""
+    position = CommittedPosition(0, 0, exhausted=False, loader={"size": 11, "state": None})
+    source = loader_source(workers=0, shuffle=False, epochs=1)
+
+    with pytest.raises(PromptSourceError, match="a dataset of 11 prompts, but this run's has 10"):
+        await source.seek(position)

@@ -497,6 +497,7 @@ class Controller:
         if last is not None and last.halt:
             raise SaveRequiredError(last.step, "an invariant whose policy is to halt the run is broken")
         due = owners.step % self.config.save_every_steps == 0 and owners.step != self._saved_step
+        due = due and owners.step != self.config.max_steps  # the last cut follows at once
         if due and not self._stopping and not owners.finished:
             self._saved_step = owners.step
             result = await checkpointer.save(step=owners.step, trainer_version=owners.versions.value)

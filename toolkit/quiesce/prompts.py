@@ -270,7 +270,7 @@ class StatefulLoaderSource:
     @property
     def start(self) -> CommittedPosition:
         """The position before the first prompt."""
-        return CommittedPosition(0, 0, exhausted=False, loader=None)
+        return CommittedPosition(0, 0, exhausted=False, loader=self._saved(None))
 
     async def pull(self) -> Pull | None:
         """Read the next batch ahead, or return None when every epoch was read.
@@ -300,7 +300,7 @@ class StatefulLoaderSource:
                 ) from error
             self._next += len(refs)
         position = CommittedPosition(
-            self._epoch, self._next, exhausted=self._epoch >= self._epochs, loader=state
+            self._epoch, self._next, exhausted=self._epoch >= self._epochs, loader=self._saved(state)
         )
         return Pull(refs, payloads, ends, epoch, position)
 
@@ -308,10 +308,17 @@ class StatefulLoaderSource:
         """Go to a committed position; see :meth:`PromptSource.seek`.
 
         Raises:
-            PromptSourceError: If the loader refuses the saved state.
+            PromptSourceError: If the position was saved with another dataset size, or the loader refuses its state.
         """
+        saved = position.loader
+        size = saved.get("size") if isinstance(saved, dict) else None
+        if not isinstance(saved, dict) or size != len(self._loader.dataset):
+            raise PromptSourceError(
+                "position",
+                f"the checkpoint was reading a dataset of {size} prompts, but this run's has {len(self._loader.dataset)}",
+            )
         self._epoch, self._next = position.epoch, position.position
-        await _in(self._executor, self._load, position.loader)
+        await _in(self._executor, self._load, saved.get("state"))
         return replace(position, exhausted=self._epoch >= self._epochs)
 
     async def payload(self, ref: PromptRef) -> Any:  # noqa: ANN401 - a dataset item is whatever the dataset holds
@@ -355,6 +362,10 @@ class StatefulLoaderSource:
                 self._loader.state_dict()
         except Exception as error:
             raise PromptSourceError("position", f"the loader refuses the saved state: {error}") from error
+
+    def _saved(self, state: dict[str, Any] | None) -> dict[str, Any]:
+        """Return what a position holds: the loader's state, and what it is a state of."""
+        return {"size": len(self._loader.dataset), "state": state}
 
     def _seed_epoch(self) -> None:
         if self._seed is not None:

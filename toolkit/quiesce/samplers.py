@@ -504,9 +504,13 @@ class InOrderSampler(BuiltInSampler):
         return groups_per_step * (self._lookahead + 1)
 
     def select(self, view: OwnersView, version: int, count: int) -> tuple[str, ...]:
-        """Return up to ``count`` ready groups stamped with this step, in the buffer's order."""
-        ids = (entry.group_id for entry in view.ready if entry.target_step == version)
-        return tuple(ids)[:count]
+        """Return up to ``count`` ready groups stamped with this step, in the order in which they were read.
+
+        The order in which rollouts happened to finish would make two runs of one seed train differently.
+        """
+        stamped = [entry for entry in view.ready if entry.target_step == version]
+        stamped.sort(key=lambda entry: (entry.prompt.epoch, entry.prompt.position))
+        return tuple(entry.group_id for entry in stamped[:count])
 
     def step_target(self, view: OwnersView, version: int, groups_per_step: int) -> int | None:
         """Return what is ready with this step's stamp, once D >= W and the ledger holds none of it."""

@@ -11,6 +11,8 @@ when there is nothing to do. So a drain timeout of a minute takes no time, an or
             slot = asyncio.create_task(enter_a_slot(barrier))
             assert await all_waiting(slot)
 
+:func:`explore` goes further and runs a scenario in every order; see :mod:`quiesce.explorer`.
+
 Rule: nothing here looks at private state, neither of Quiesce nor of asyncio. Yield rule: :func:`settle` and
 whatever is built on it suspend until every other task has gone as far as it can.
 """
@@ -25,6 +27,16 @@ import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, ParamSpec, TypeVar, TypeVarTuple
 
+from quiesce.explorer import (
+    ExplorationFailedError,
+    Failure,
+    Report,
+    explore,
+    pause,
+    pause_thread,
+    replay,
+    watch,
+)
 from quiesce.observers import HOOKS, Hub
 
 if TYPE_CHECKING:
@@ -35,14 +47,22 @@ __all__ = [
     "DeadlockError",
     "Event",
     "EventRecorder",
+    "ExplorationFailedError",
+    "Failure",
     "FakeClock",
+    "Report",
     "Stopped",
     "VirtualTimeLoop",
     "all_waiting",
     "cancelled_at",
+    "explore",
     "in_virtual_time",
+    "pause",
+    "pause_thread",
+    "replay",
     "settle",
     "strict_hub",
+    "watch",
 ]
 
 P = ParamSpec("P")

@@ -46,8 +46,8 @@ _CONTROLLER: Final[contextvars.ContextVar[ThreadController | None]] = contextvar
 
 
 @contextmanager
-def controlled_by(controller: ThreadController) -> Iterator[None]:
-    """Let every :class:`DaemonExecutor` that is used in this context hand its calls to ``controller``."""
+def controlled_by(controller: ThreadController | None) -> Iterator[None]:
+    """Let every :class:`DaemonExecutor` that is used in this context hand its calls to ``controller``; None lets go."""
     token = _CONTROLLER.set(controller)
     try:
         yield

@@ -106,8 +106,14 @@ class TrainDisplay:
 
     def phase_ended(self, cut_id: str, phase: str, ns: int, outcome: str) -> None:
         """Note how long a phase of a checkpoint took."""
-        if outcome == "completed":
+        if outcome == "completed" and phase not in {"drain", "exclusive"}:  # the barrier tells these more exactly
             self._seconds.setdefault(phase, []).append(ns / 1e9)
+
+    def window_closed(self, window_id: str, drain_ns: int, exclusive_ns: int, outcome: str) -> None:
+        """Note how long a window drained, and how long it was exclusive."""
+        if outcome == "completed":
+            self._seconds.setdefault("drain", []).append(drain_ns / 1e9)
+            self._seconds.setdefault("exclusive", []).append(exclusive_ns / 1e9)
 
     def checkpoint_ended(
         self,

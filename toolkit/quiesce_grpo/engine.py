@@ -32,7 +32,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -41,6 +40,7 @@ from torch import Tensor
 
 from quiesce import GenerationRequest, GroupResult
 from quiesce.errors import GenerationTimeoutError
+from quiesce.threads import DaemonExecutor
 from quiesce_grpo.config import EngineConfig
 from quiesce_grpo.errors import EngineClosedError, StaleWeightsError
 from quiesce_grpo.policy import Policy
@@ -490,7 +490,7 @@ class _Joiner:
     """A thread that waits for threads, so that the event loop does not."""
 
     def __init__(self) -> None:
-        self.executor = ThreadPoolExecutor(1, thread_name_prefix="rollout-close")
+        self.executor = DaemonExecutor("rollout-close", 1)
 
     def close(self) -> None:
         self.executor.shutdown(wait=False)

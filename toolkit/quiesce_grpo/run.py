@@ -104,7 +104,7 @@ async def train(
             on_controller(controller)
             return await controller.run(resume=resume)
     finally:
-        await loop.run_in_executor(executor, trainer.close)
+        trainer.close()
         executor.shutdown(wait=False)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from quiesce import TrainBatch
+from quiesce.threads import DaemonExecutor
 from quiesce_grpo.config import GrpoConfig
 from quiesce_grpo.errors import BatchError
 from quiesce_grpo.grpo import group_advantages, grpo_loss, normaliser
@@ -118,10 +118,8 @@ class GrpoTrainer:
         self._fill_optimizer_state()
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._learning_rate_factor)
         self.reference = policy.replica() if config.kl_coefficient else None
-        self._threads = torch.get_num_threads()
-        self._executor = ThreadPoolExecutor(
-            1, thread_name_prefix="trainer", initializer=lambda: torch.set_num_threads(self._threads)
-        )
+        self._executor = DaemonExecutor("trainer", 1)  # a step that hangs must not keep a halted run from exiting
+        self._executor.submit(torch.set_num_threads, torch.get_num_threads())  # the setting is a thread's own
 
     async def train_step(self, batch: TrainBatch) -> Mapping[str, float]:
         """Write the advantages back and take the optimizer steps of one batch.
@@ -167,8 +165,8 @@ class GrpoTrainer:
         return parts
 
     def close(self) -> None:
-        """End the trainer's thread once what it runs is done. Idempotent."""
-        self._executor.shutdown(wait=True)
+        """End the trainer's thread once what it runs is done, without waiting for it. Idempotent."""
+        self._executor.shutdown(wait=False)
 
     # --------------------------------------------------------------------------------------------------
     # private

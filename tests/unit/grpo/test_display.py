@@ -45,7 +45,8 @@ def step(hub: Hub, number: int, metrics: Mapping[str, float], outcome: str = "co
 
 def save(hub: Hub, number: int, outcome: str = "completed", reason: str = "") -> None:
     """Report a save and its phases."""
-    for phase, ns in (("drain", 50_000), ("exclusive", 130_000), ("stage", 3_000_000), ("write", 60_000_000)):
+    hub.fire("window_closed", "cut", 50_000, 130_000, "completed")
+    for phase, ns in (("drain", 99), ("exclusive", 99), ("stage", 3_000_000), ("write", 60_000_000)):
         hub.fire("phase_ended", "cut", phase, ns, "completed")
     hub.fire("checkpoint_ended", "cut", number, outcome, reason, GROUPS, 8, 1000)
 

@@ -24,11 +24,9 @@ def describe(folder: Path) -> dict[str, Any]:
     Args:
         folder: Where checkpoints and stores of the measurement go; its file system is named.
     """
-    from quiesce import __version__
-
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "quiesce": __version__,
+        "quiesce": _version("quiesce"),
         "libraries": {name: _version(name) for name in _LIBRARIES},
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),

@@ -49,6 +49,7 @@ _TARGETS: Final = {
     "write_vs_sequential": 2.0,
 }
 _AT_LEAST: Final = frozenset({"window_inside_vs_ours_at_1gib", "window_inside_vs_ours_at_50ms"})
+_SEQUENTIAL: Final = "sequential"
 _SEQUENTIAL_CHUNK_BYTES: Final = 4 << 20
 _SECONDS: Final = (
     "exclusive_s",
@@ -119,7 +120,7 @@ def run_window(*, quick: bool = False, folder: Path | None = None) -> BenchRepor
 
     Args:
         quick: Cut sizes and rounds down, to see that it works; the bars keep their names.
-        folder: Where stores and checkpoints go meanwhile (about 6 GiB); None means the system's temporary folder.
+        folder: Where stores and checkpoints go meanwhile (about 20 GiB); None means the system's temporary folder.
 
     Raises:
         ConfigError: If numpy is not installed.
@@ -141,7 +142,14 @@ def run_window(*, quick: bool = False, folder: Path | None = None) -> BenchRepor
             )
         )
         by_bytes = asyncio.run(
-            _sweep(place / "bytes", plan.by_bytes, (0.0,), plan.byte_rounds, plan.windows, sequential=True)
+            _sweep(
+                place / "bytes",
+                plan.by_bytes,
+                (0.0,),
+                plan.byte_rounds,
+                plan.windows,
+                sequential=True,
+            )
         )
         latency = asyncio.run(
             _sweep(place / "latency", (plan.slow,), plan.latencies, plan.slow_rounds, plan.windows)
@@ -174,6 +182,7 @@ async def _sweep(
 ) -> _Sweep:
     """Measure every mode at every size and latency, in turns; the last size in the first ``most_rounds`` alone."""
     found = _Sweep(sizes, defaultdict(list), defaultdict(list), defaultdict(list))
+    turns = (*MODES, _SEQUENTIAL) if sequential else MODES
     chunk = memoryview(noise(_SEQUENTIAL_CHUNK_BYTES).tobytes())
     async with contextlib.AsyncExitStack() as stack:
         saves: list[Saves] = []
@@ -183,20 +192,19 @@ async def _sweep(
             await world.fill()
             saves.append(await stack.enter_async_context(Saves(world)))
         with quiet_collector():
-            for one in saves:  # once before it counts: caches, threads, lazily imported modules
-                await one.measure("ours")
+            # Once before it counts: caches, threads, lazily imported modules.
+            sizes_of = [(await one.measure("ours")).num_bytes for one in saves]
             for number in range(rounds):
                 for which, one in enumerate(saves):
                     if most_rounds is not None and number >= most_rounds and which == len(saves) - 1:
                         continue
                     for latency in latencies:
-                        for turn in range(len(MODES)):
-                            mode = MODES[(turn + number) % len(MODES)]
-                            sample = await one.measure(mode, latency)
-                            found.samples[mode, which, latency].append(sample)
-                    if sequential:
-                        num_bytes = found.samples["ours", which, latencies[0]][-1].num_bytes
-                        found.sequential[which].append(await one.sequential(num_bytes, chunk))
+                        for turn in range(len(turns)):
+                            mode = turns[(turn + number) % len(turns)]
+                            if mode == _SEQUENTIAL:
+                                found.sequential[which].append(await one.sequential(sizes_of[which], chunk))
+                                continue
+                            found.samples[mode, which, latency].append(await one.measure(mode, latency))
             for _ in range(windows):
                 for which, one in enumerate(saves):
                     found.windows[which].append(await one.window())

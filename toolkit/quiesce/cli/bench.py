@@ -28,7 +28,7 @@ benchmarks:
             that they replace (seconds)
   window    how long a save keeps everybody else out, against groups, bytes and
             the latency of the file system, in three modes (about ten minutes,
-            6 GiB of disk)
+            20 GiB of disk)
   restore   how long a resume takes, against groups and bytes (minutes, 6 GiB)
 
 exit codes:

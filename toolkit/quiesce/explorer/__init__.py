@@ -2,7 +2,9 @@
 
 ::
 
-    loop.py        what may run next, precisely; pause(), watch()
+    points.py      pause(), watch(): for scenarios
+    loop.py        what may run next, precisely
+    steps.py       its records
     jobs.py        blocking calls, one piece at a time; pause_thread()
     schedules.py   the strategies, and schedules as text
     explore.py     explore(), replay(), reports and shrunk failures
@@ -19,7 +21,8 @@ A scenario is an ``async def`` without arguments. It needs nothing of Quiesce, a
 
 from quiesce.explorer.explore import ExplorationFailedError, Failure, Report, Scenario, explore, replay
 from quiesce.explorer.jobs import pause_thread
-from quiesce.explorer.loop import Freedom, Timers, pause, watch
+from quiesce.explorer.loop import Freedom, Timers
+from quiesce.explorer.points import pause, watch
 
 __all__ = [
     "ExplorationFailedError",

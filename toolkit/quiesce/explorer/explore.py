@@ -133,7 +133,7 @@ def explore(
             that nobody handles, and a run that does not end.
         strategy: ``exhaustive`` for small scenarios; ``random`` or ``pct`` for large ones.
         freedom: ``asyncio`` for the orders that a real loop can produce, whenever things from outside (see
-            :func:`~quiesce.explorer.loop.pause`, threads) arrive; ``any`` also for orders in which callbacks
+            :func:`~quiesce.explorer.points.pause`, threads) arrive; ``any`` also for orders in which callbacks
             of different tasks overtake each other, which no code should depend on.
         timers: ``idle`` if code takes no time, ``any`` if a timer may fire before whatever else is ready.
         seed: Of the random strategies.
@@ -231,7 +231,7 @@ class _Runner:
 
     def run(self, strategy: Strategy) -> tuple[BaseException | None, ExploredLoop]:
         """Run it once; return what it raised."""
-        loop = ExploredLoop(
+        loop = ExploredLoop(  # type: ignore[abstract] # the network is not explored: asking for it raises
             freedom=self._freedom,
             timers=self._timers,
             choose=strategy.choose,
@@ -301,9 +301,7 @@ class _Shrinker:
                     if tried >= SHRINK_RUNS:
                         return
                     gone = set(places[start : start + size])
-                    proposal = [
-                        0 if place in gone else choice for place, choice in enumerate(self.best)
-                    ]
+                    proposal = [0 if place in gone else choice for place, choice in enumerate(self.best)]
                     tried += 1
                     self.accepted = False
                     yield _Candidate(self, proposal)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final
 
+from quiesce.threads import controlled_by
+
 __all__ = ["Job", "Worker", "pause_thread"]
 
 BLOCKED_SECONDS: Final = 20.0
@@ -155,10 +157,16 @@ class Job:
     def _run(self) -> None:
         _THREAD.job = self
         try:
-            result = self._context.run(self._call)
+            result = self._context.run(_alone, self._call)
         except BaseException as error:  # noqa: BLE001 - the caller gets it through the future
             self.over = True
             self.future.set_exception(error)
         else:
             self.over = True
             self.future.set_result(result)
+
+
+def _alone(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the call returns
+    """Run a call whose own threads are real ones: it waits for them, so they belong to its step."""
+    with controlled_by(None):
+        return call()

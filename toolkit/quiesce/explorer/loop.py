@@ -5,8 +5,8 @@ What may run next, in the order in which choices are numbered:
 1. with ``freedom="asyncio"`` the oldest callback of the loop's queue, and only that one, because asyncio runs
    callbacks first in, first out; with ``freedom="any"`` the oldest callback of *each* task, and the oldest of
    all plain callbacks;
-2. whatever comes from outside the loop and may come now: the end of a :func:`pause`, a call handed over by a
-   thread (``call_soon_threadsafe``), the next piece of a blocking call;
+2. whatever comes from outside the loop and may come now: the end of a pause (:mod:`quiesce.explorer.points`),
+   a call handed over by a thread (``call_soon_threadsafe``), the next piece of a blocking call;
 3. the next timer: with ``timers="idle"`` only once nothing else can run (code takes no time), with
    ``timers="any"`` at the start of any iteration of the loop (code may take any time).
 
@@ -16,7 +16,7 @@ moment after it was asked for, and the queue is first in, first out; choosing la
 no order and adds none. A timer, likewise, goes between two iterations of a real loop.
 
 Rule: deterministic. The same choices lead through the same steps; time is virtual, and a thread runs only
-while the loop stands still. Yield rule: nothing here but :func:`pause` is awaited.
+while the loop stands still. Yield rule: nothing here suspends.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ import sys
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar, TypeVarTuple
 
 from quiesce.explorer.jobs import Job, Worker
+from quiesce.explorer.steps import Handle, Step, Timer, described, pool_name, seq_of, task_of
 from quiesce.threads import DaemonExecutor, controlled_by
 
-__all__ = ["ExploredLoop", "Freedom", "Step", "Timers", "pause", "watch"]
+__all__ = ["ExploredLoop", "Freedom", "Timers"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -49,43 +49,7 @@ FOREIGN_WORKERS: Final = 32
 PATIENCE_STEPS: Final = 300
 """Callbacks that may run in a row while something outside is ready to come; a loop that polls would never end."""
 
-_Context = contextvars.Context | None
-
-
-class _Handle(asyncio.Handle):
-    """A queued callback, and when it was queued."""
-
-    __slots__ = ("arguments", "function", "iteration", "origin", "scope", "seq")
-
-    origin: str
-    """``loop``, ``pause``, ``thread`` or ``timer``."""
-
-
-class _Timer(asyncio.TimerHandle):
-    __slots__ = ("arguments", "function", "iteration", "scope", "seq")
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Something that may run next.
-
-    Attributes:
-        kind: ``callback``, ``pause``, ``thread`` (a call handed over by one), ``job`` or ``timer``.
-        seq: Tells it from every other step of the schedule.
-        what: The handle or job.
-        owner: The task, pool or kind that it belongs to, for priorities; the same in every run.
-    """
-
-    kind: str
-    seq: int
-    what: Any
-    owner: str
-
-    def __str__(self) -> str:
-        """Say what it is, for traces."""
-        if self.kind == "job":
-            return str(self.what)
-        return f"{self.kind} {_name_of(self.what)}"
+Scope = contextvars.Context | None
 
 
 class ExploredLoop(asyncio.AbstractEventLoop):
@@ -119,11 +83,11 @@ class ExploredLoop(asyncio.AbstractEventLoop):
         self._max_steps = max_steps
         self._now = 0.0
         self._seq = itertools.count()
-        self._queue: list[_Handle] = []
-        self._outside: list[_Handle] = []
+        self._queue: list[Handle] = []
+        self._outside: list[Handle] = []
         self._jobs: list[Job] = []
         self._widths: dict[int, int] = {}
-        self._timers: list[tuple[float, int, _Timer]] = []
+        self._timers: list[tuple[float, int, Timer]] = []
         self._iteration = 0
         self._boundary = True
         self._in_job = False
@@ -213,21 +177,20 @@ class ExploredLoop(asyncio.AbstractEventLoop):
         self._forget_cancelled()
         queue = self._queue
         outside = [*self._arrivals(), *self._ready_jobs()]
-        outside.sort(key=_seq_of)
+        outside.sort(key=seq_of)
         steps: list[Step] = []
         if queue and not (outside and self._passed_over >= PATIENCE_STEPS):
             if self._freedom == "any":
-                chains: dict[object, _Handle] = {}
+                chains: dict[object, Handle] = {}
                 for handle in queue:
-                    chains.setdefault(_task_of(handle), handle)
+                    chains.setdefault(task_of(handle), handle)
                 steps = [self._step(handle) for handle in chains.values()]
             else:
                 steps = [self._step(queue[0])]
         steps += outside
-        if self._timers:
-            if not steps or (self._timers_any and self._timer_may_overtake()):
-                _, _, timer = self._timers[0]
-                steps.append(Step("timer", timer.seq, timer, "timer"))
+        if self._timers and (not steps or (self._timers_any and self._timer_may_overtake())):
+            _, _, timer = self._timers[0]
+            steps.append(Step("timer", timer.seq, timer, "timer"))
         return steps
 
     def _arrivals(self) -> list[Step]:
@@ -270,11 +233,11 @@ class ExploredLoop(asyncio.AbstractEventLoop):
         while self._timers and self._timers[0][2].cancelled():
             heapq.heappop(self._timers)
 
-    def _step(self, handle: _Handle) -> Step:
+    def _step(self, handle: Handle) -> Step:
         return Step("callback", handle.seq, handle, self._owner_of(handle))
 
-    def _owner_of(self, handle: _Handle) -> str:
-        task = _task_of(handle)
+    def _owner_of(self, handle: Handle) -> str:
+        task = task_of(handle)
         return task.get_name() if task is not None else handle.origin
 
     def _take(self, step: Step) -> None:
@@ -310,12 +273,9 @@ class ExploredLoop(asyncio.AbstractEventLoop):
         if step.kind == "callback":
             self._boundary = not self._queue or self._queue[0].iteration > what.iteration
 
-    def _call(self, handle: _Handle | _Timer) -> None:
+    def _call(self, handle: Handle | Timer) -> None:
         try:
-            if handle.scope is None:
-                handle.function(*handle.arguments)
-            else:
-                handle.scope.run(handle.function, *handle.arguments)
+            handle.scope.run(handle.function, *handle.arguments)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # noqa: BLE001 - as in asyncio: reported, and the loop goes on
@@ -323,8 +283,8 @@ class ExploredLoop(asyncio.AbstractEventLoop):
 
     # --------------------------------------------------------------------------------- what asyncio asks for
 
-    def call_soon(  # type: ignore[override] # typeshed ties the arguments to the callback's, which adds nothing here
-        self, callback: Callable[..., object], *args: object, context: _Context = None
+    def call_soon(
+        self, callback: Callable[..., object], *args: object, context: Scope = None
     ) -> asyncio.Handle:
         """Queue a callback."""
         if self._in_job:
@@ -333,8 +293,8 @@ class ExploredLoop(asyncio.AbstractEventLoop):
         self._queue.append(handle)
         return handle
 
-    def call_soon_threadsafe(  # type: ignore[override] # as call_soon
-        self, callback: Callable[..., object], *args: object, context: _Context = None
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: object, context: Scope = None
     ) -> asyncio.Handle:
         """Queue a callback; one that a job hands over comes when it is chosen to."""
         if not self._in_job:
@@ -347,17 +307,17 @@ class ExploredLoop(asyncio.AbstractEventLoop):
         """Let a callback come from outside the loop, when it is chosen to."""
         self._outside.append(self._handle(callback, args, None, "pause"))
 
-    def call_later(  # type: ignore[override] # as call_soon
-        self, delay: float, callback: Callable[..., object], *args: object, context: _Context = None
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: object, context: Scope = None
     ) -> asyncio.TimerHandle:
         """Queue a callback for later."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def call_at(  # type: ignore[override] # as call_soon
-        self, when: float, callback: Callable[..., object], *args: object, context: _Context = None
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: object, context: Scope = None
     ) -> asyncio.TimerHandle:
         """Queue a callback for a time."""
-        timer = _Timer(when, callback, args, self, context)
+        timer = Timer(when, callback, args, self, context)
         timer.function, timer.arguments = callback, args
         timer.scope = contextvars.copy_context() if context is None else context
         timer.seq, timer.iteration = next(self._seq), self._iteration
@@ -368,9 +328,9 @@ class ExploredLoop(asyncio.AbstractEventLoop):
         """Nothing: a cancelled timer is forgotten when it comes up."""
 
     def _handle(
-        self, callback: Callable[..., object], args: tuple[Any, ...], context: _Context, origin: str
-    ) -> _Handle:
-        handle = _Handle(callback, args, self, context)
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Scope, origin: str
+    ) -> Handle:
+        handle = Handle(callback, args, self, context)
         handle.function, handle.arguments, handle.origin = callback, args, origin
         handle.scope = contextvars.copy_context() if context is None else context
         handle.seq, handle.iteration = next(self._seq), self._iteration
@@ -384,12 +344,12 @@ class ExploredLoop(asyncio.AbstractEventLoop):
         """Return a future of this loop."""
         return asyncio.Future(loop=self)
 
-    def create_task(  # type: ignore[override] # typeshed's signature differs between Python versions
+    def create_task(  # type: ignore[override] # the signature in typeshed depends on the Python version
         self,
         coro: Coroutine[Any, Any, T],
         *,
         name: str | None = None,
-        context: _Context = None,
+        context: Scope = None,
         **options: Any,  # noqa: ANN401 - of later Python versions
     ) -> asyncio.Task[T]:
         """Start a task; one without a name gets one that is the same in every run."""
@@ -408,7 +368,7 @@ class ExploredLoop(asyncio.AbstractEventLoop):
         """Return what makes tasks."""
         return self._factory
 
-    def run_in_executor(  # type: ignore[override] # typeshed spells the same with a ParamSpec
+    def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
         """Make a blocking call a job, whatever executor it was meant for."""
@@ -419,14 +379,14 @@ class ExploredLoop(asyncio.AbstractEventLoop):
             context = contextvars.copy_context()
             pool = self if executor is None else executor
             future = self.submit(pool, FOREIGN_WORKERS, context, lambda: func(*args))
-            self._jobs[-1].label = _described(func, args)
+            self._jobs[-1].label = described(func, args)
         return asyncio.wrap_future(future, loop=self)
 
     def submit(
         self, pool: object, workers: int, context: contextvars.Context, call: Callable[[], Any]
     ) -> Future[Any]:
         """Take a job of a pool; see :class:`quiesce.threads.ThreadController`."""
-        job = Job(next(self._seq), pool, context, call, getattr(call, "label", "") or _pool_name(pool))
+        job = Job(next(self._seq), pool, context, call, getattr(call, "label", "") or pool_name(pool))
         self._widths[id(pool)] = workers
         self._jobs.append(job)
         return job.future
@@ -469,77 +429,8 @@ class ExploredLoop(asyncio.AbstractEventLoop):
     def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
         self._generators.discard(generator)
         if not self._closed and not self._in_job:
-            self.create_task(_close(generator), name="generator")
-
-
-async def pause(label: str = "io") -> None:
-    """Wait for something outside the loop that may take any time: the network, a disk, another process.
-
-    Under the explorer this is where other things may come first, as many as it chooses; in any other loop it
-    is ``asyncio.sleep(0)``.
-
-    Args:
-        label: What is waited for, for the trace.
-    """
-    loop = asyncio.get_running_loop()
-    if not isinstance(loop, ExploredLoop):
-        await asyncio.sleep(0)
-        return
-    future: asyncio.Future[None] = loop.create_future()
-    loop.arrive(_Arrival(label, future))
-    await future
-
-
-def watch(check: Callable[[], object]) -> None:
-    """Call ``check`` after every step of the running schedule; what it raises fails the schedule.
-
-    In any other loop this does nothing.
-    """
-    loop = asyncio.get_running_loop()
-    if isinstance(loop, ExploredLoop):
-        loop.watchers.append(check)
-
-
-class _Arrival:
-    """The end of a pause."""
-
-    def __init__(self, label: str, future: asyncio.Future[None]) -> None:
-        self.label = label
-        self._future = future
-
-    def __call__(self) -> None:
-        if not self._future.done():
-            self._future.set_result(None)
+            _ = self.create_task(_close(generator), name="generator")
 
 
 async def _close(generator: AsyncGenerator[Any, Any]) -> None:
     await generator.aclose()
-
-
-def _seq_of(step: Step) -> int:
-    return step.seq
-
-
-def _task_of(handle: _Handle | _Timer) -> asyncio.Task[Any] | None:
-    owner = getattr(handle.function, "__self__", None)
-    return owner if isinstance(owner, asyncio.Task) else None
-
-
-def _name_of(handle: _Handle | _Timer) -> str:
-    task = _task_of(handle)
-    if task is not None:
-        return f"task {task.get_name()!r}"
-    function = handle.function
-    label = getattr(function, "label", None)
-    return label or getattr(function, "__qualname__", None) or repr(function)
-
-
-def _described(func: Callable[..., object], args: tuple[Any, ...]) -> str:
-    names = [
-        name for item in (func, *args) if (name := getattr(item, "__qualname__", None)) is not None
-    ]
-    return names[-1] if names else repr(func)
-
-
-def _pool_name(pool: object) -> str:
-    return getattr(pool, "name", None) or type(pool).__qualname__

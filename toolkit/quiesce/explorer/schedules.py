@@ -2,7 +2,7 @@
 
 ``exhaustive`` is a depth-first search that runs the scenario anew for each schedule (nothing can be copied out
 of running coroutines), with sleep sets as its only reduction. Two steps are taken to commute in exactly one
-case: a callback that queued nothing, and the end of a :func:`~quiesce.explorer.loop.pause`. The end of a pause
+case: a callback that queued nothing, and the end of a :func:`~quiesce.explorer.points.pause`. The end of a pause
 does nothing but complete a future that nobody but the pausing task can see, which queues that task's next step
 at the tail; whatever the callback did (it may have changed anything) it neither read that future nor queued
 anything, so in both orders the same state is reached and the same task is queued, except that what the
@@ -24,9 +24,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from quiesce.explorer.loop import ExploredLoop, Freedom, Step, Timers
+from quiesce.explorer.loop import ExploredLoop, Freedom, Timers
+from quiesce.explorer.steps import Step
 
-__all__ = ["Exhaustive", "Pct", "Random", "Replayed", "Strategy", "parse_schedule", "write_schedule"]
+__all__ = [
+    "Exhaustive",
+    "Pct",
+    "PrunedError",
+    "Random",
+    "Replayed",
+    "Strategy",
+    "parse_schedule",
+    "write_schedule",
+]
 
 
 class PrunedError(BaseException):
@@ -53,7 +63,7 @@ class Strategy(ABC):
         self.choices.append(chosen)
         return chosen
 
-    def look(self, steps: Sequence[Step]) -> None:
+    def look(self, steps: Sequence[Step]) -> None:  # noqa: B027 - most strategies need not
         """Look at what is possible before each step."""
 
     @abstractmethod
@@ -245,8 +255,8 @@ def parse_schedule(text: str) -> tuple[Freedom, Timers, list[int]]:
         freedom, timers, choices = text.split(":")
         parsed = [int(choice) for choice in choices.split(".")] if choices else []
         return (
-            _FREEDOMS[_FREEDOMS.index(freedom)],  # type: ignore[arg-type] # index() finds out
-            _TIMERS[_TIMERS.index(timers)],  # type: ignore[arg-type] # as above
+            _FREEDOMS[_FREEDOMS.index(freedom)],
+            _TIMERS[_TIMERS.index(timers)],
             parsed,
         )
     except ValueError:
