@@ -294,9 +294,8 @@ class MutationCut(Cut):
         if barrier.hub.slot_opened:
             try:
                 barrier.hub.fire("slot_opened", self.kind, self._opened_ns - asked)
-            except (
-                BaseException
-            ):  # a strict observer: __aexit__ will not be called, so give the slot back here
+            except BaseException:
+                # A strict observer: __aexit__ will not be called, so give the slot back here.
                 self.live = False
                 barrier._release(self, "failed")
                 raise

@@ -486,7 +486,9 @@ class RunFolderLockedError(RunFolderInUseError):
     """Raised when another process runs in the folder right now."""
 
     def __init__(self, path: str, holder: str) -> None:
-        RunFolderError.__init__(self, path, f"{holder} runs in it; wait for it to end, or name another folder")
+        RunFolderError.__init__(
+            self, path, f"{holder} runs in it; wait for it to end, or name another folder"
+        )
 
 
 class TrainerStateError(CheckpointError):

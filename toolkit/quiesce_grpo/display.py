@@ -106,7 +106,8 @@ class TrainDisplay:
 
     def phase_ended(self, cut_id: str, phase: str, ns: int, outcome: str) -> None:
         """Note how long a phase of a checkpoint took."""
-        if outcome == "completed" and phase not in {"drain", "exclusive"}:  # the barrier tells these more exactly
+        # The barrier tells how long it drained and was exclusive more exactly: see window_closed.
+        if outcome == "completed" and phase not in {"drain", "exclusive"}:
             self._seconds.setdefault(phase, []).append(ns / 1e9)
 
     def window_closed(self, window_id: str, drain_ns: int, exclusive_ns: int, outcome: str) -> None:

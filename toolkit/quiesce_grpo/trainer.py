@@ -118,7 +118,8 @@ class GrpoTrainer:
         self._fill_optimizer_state()
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._learning_rate_factor)
         self.reference = policy.replica() if config.kl_coefficient else None
-        self._executor = DaemonExecutor("trainer", 1)  # a step that hangs must not keep a halted run from exiting
+        # Daemon threads: a step that hangs must not keep a halted run from exiting.
+        self._executor = DaemonExecutor("trainer", 1)
         self._executor.submit(torch.set_num_threads, torch.get_num_threads())  # the setting is a thread's own
 
     async def train_step(self, batch: TrainBatch) -> Mapping[str, float]:
