@@ -88,9 +88,13 @@ class GroupRecord:
     attempt: int = 0
 
 
+# Numbers are padded with zeros to a least width, and only to that: so what matches is what `encode` makes.
 _KEY = re.compile(
-    r"i(?P<incarnation>\d{8})/(?P<group_id>[A-Za-z0-9_.:-]{1,96})/a(?P<attempt>\d{2,6})"
-    r"/g(?P<generation>\d{3,6})/(?:final|c(?P<sequence>\d{6,9}))",
+    r"i(\d{8})/([A-Za-z0-9_.:-]{1,96})/a(\d{2}|[1-9]\d{2,5})/g(\d{3}|[1-9]\d{3,5})/(?:final|c(\d{6}|[1-9]\d{6,8}))",
+    re.ASCII,
+)
+_PADDED_KEY = re.compile(
+    r"i\d{8}/[A-Za-z0-9_.:-]{1,96}/a\d{2,6}/g\d{3,6}/(?:final|c\d{6,9})",
     re.ASCII,
 )
 
@@ -127,18 +131,19 @@ class RowKey:
         """
         found = _KEY.fullmatch(text)
         if found is None:
+            if _PADDED_KEY.fullmatch(text):
+                raise RowKeyError(
+                    text, "not in canonical form: a number is padded with more zeros than it needs"
+                )
             raise RowKeyError(text, "expected iNNNNNNNN/<group>/aNN/gNNN/final or …/cNNNNNN")
-        sequence = found["sequence"]
-        key = cls(
-            incarnation=int(found["incarnation"]),
-            group_id=found["group_id"],
-            generation=int(found["generation"]),
-            attempt=int(found["attempt"]),
-            sequence=None if sequence is None else int(sequence),
+        incarnation, group_id, attempt, generation, sequence = found.groups()
+        return cls(
+            int(incarnation),
+            group_id,
+            int(generation),
+            int(attempt),
+            None if sequence is None else int(sequence),
         )
-        if key.encode() != text:
-            raise RowKeyError(text, f"not in canonical form (that is {key.encode()!r})")
-        return key
 
     @staticmethod
     def prefix(incarnation: int, group_id: str, attempt: int | None = None) -> str:

@@ -41,7 +41,7 @@ from quiesce.threads import DaemonExecutor
 if TYPE_CHECKING:
     from quiesce.bench.world import World
 
-__all__ = ["MODES", "Sample", "Saves"]
+__all__ = ["MODES", "Mode", "Sample", "Saves"]
 
 MODES: Final = ("recovery_off", "inside", "ours")
 _KEPT: Final = 100

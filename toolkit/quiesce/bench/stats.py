@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Spread", "quiet_collector", "ratios"]
+__all__ = ["Spread", "quiet_collector", "ratios", "rounded"]
 
 _QUARTERS: Final = 4
 

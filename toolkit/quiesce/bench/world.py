@@ -31,7 +31,7 @@ from quiesce.types import GroupRecord, PromptRef, RowKey
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Size", "World", "Writers", "noise", "require"]
+__all__ = ["Size", "World", "Writers", "noise", "require", "shown_bytes"]
 
 _ROWS_AT_ONCE: Final = 256
 _GROUPS_AT_ONCE: Final = 512

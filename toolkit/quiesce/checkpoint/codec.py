@@ -73,14 +73,28 @@ _TORCH_DTYPES: Final = frozenset(
         "float8_e5m2fnuz",
     }
 )
+_JSON: Final = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+_ITEMS_AT_ONCE: Final = 256
 _HEX: Final = re.compile(r"-?[0-9a-f]{1,16384}", re.ASCII)
 
 
 def to_bytes(value: object) -> bytes:
-    """Return the canonical bytes of a JSON value: ASCII, no spaces, fields in the order given."""
-    return (
-        json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
-    )
+    """Return the canonical bytes of a JSON value: ASCII, no spaces, fields in the order given.
+
+    The library encodes a value in one call that holds the interpreter's lock, so the long lists that an object may have
+    are handed to it a few items at a time: the event loop must not wait for a whole document.
+    """
+    if not isinstance(value, dict):
+        return _JSON.encode(value).encode("ascii") + b"\n"
+    fields = (f"{_JSON.encode(name)}:{_value(item)}" for name, item in value.items())
+    return f"{{{','.join(fields)}}}\n".encode("ascii")
+
+
+def _value(value: object) -> str:
+    if not isinstance(value, list) or len(value) <= _ITEMS_AT_ONCE:
+        return _JSON.encode(value)
+    batches = (value[start : start + _ITEMS_AT_ONCE] for start in range(0, len(value), _ITEMS_AT_ONCE))
+    return f"[{','.join(_JSON.encode(batch)[1:-1] for batch in batches)}]"
 
 
 def dumps(value: object) -> bytes:

@@ -113,6 +113,15 @@ class CutState:
         """Every group that a restore finds in the buffer."""
         return (*self.ready, *self.claimed)
 
+    def captured_groups(self) -> dict[str, int]:
+        """Count the groups by the owner that captured them; costs nothing, because nothing is subtracted."""
+        return {
+            "ledger": len(self.ledger),
+            "spares": len(self.spares),
+            "buffer": len(self.ready),
+            "training": len(self.claimed),
+        }
+
     def ledger_minus_buffer(self) -> tuple[GroupRecord, ...]:
         """The ledger without groups that the buffer owns: the buffer's copy always wins."""
         buffered = {entry.group_id for entry in self.entries}

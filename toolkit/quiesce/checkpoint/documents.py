@@ -24,7 +24,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from quiesce.accounting import AccountingState, ClosedEpochs, EpochAccount
@@ -80,6 +80,7 @@ _STAMPED_BY: Final = {
     "buffer": "buffer.json",
     "ledger": "ledger.json",
 }
+_GENERATIONS: Final = 1_000_000  # what a row key can number
 _GROUP_ID: Final = r"[A-Za-z0-9_.:-]{1,96}"
 _CUT_ID: Final = r"[A-Za-z0-9_.:-]{1,128}"
 _FILE_NAME: Final = (
@@ -169,12 +170,7 @@ def seal_manifest(body: Mapping[str, Any]) -> bytes:
 
 def groups_by_owner(state: CutState) -> dict[str, int]:
     """Count the groups of a cut by owner; unstarted claims count as ``training``."""
-    return {
-        "ledger": len(state.ledger_minus_buffer()),
-        "spares": len(state.spares),
-        "buffer": len(state.ready),
-        "training": len(state.claimed),
-    }
+    return {**state.captured_groups(), "ledger": len(state.ledger_minus_buffer())}
 
 
 def ledger_digest(records: Iterable[GroupRecord]) -> str:
@@ -505,19 +501,34 @@ def _read_entry(node: Node, incarnation: int) -> BufferEntry:
         start_version=fields["start_version"].integer(),
         generated_from=fields["generated_from"].integer(),
         generated_to=fields["generated_to"].integer(),
-        keys=tuple(_read_key(key) for key in fields["keys"].items()),
+        keys=(),
         stats={name: _read_stat(stat) for name, stat in fields["stats"].mapping(r"[\s\S]{1,200}")},
     )
+    return replace(entry, keys=_read_keys(fields["keys"], incarnation, entry))
+
+
+def _read_keys(node: Node, incarnation: int, entry: BufferEntry) -> tuple[RowKey, ...]:
+    """Return the final rows of a group, in generation order."""
+    prefix = RowKey.prefix(incarnation, entry.group_id, entry.attempt)
+    keys: list[RowKey] = []
     last = -1
-    for key, item in zip(entry.keys, fields["keys"].items(), strict=True):
-        expected = RowKey(incarnation, entry.group_id, key.generation, entry.attempt)
-        if key != expected or key.generation <= last:
-            item.refuse(
-                f"{key.encode()} is not a final row of incarnation {incarnation}, group {entry.group_id}, "
-                f"attempt {entry.attempt}, in generation order"
-            )
+    for number, value in enumerate(node.values()):
+        following = last + 1
+        if value == f"{prefix}g{following:03d}/final" and following < _GENERATIONS:
+            # As in every group whose generations all finished: what is expected needs no parsing.
+            key = RowKey(incarnation, entry.group_id, following, entry.attempt)
+        else:
+            item = Node(node.file, f"{node.path}[{number}]", value)
+            key = _read_key(item)
+            expected = RowKey(incarnation, entry.group_id, key.generation, entry.attempt)
+            if key != expected or key.generation <= last:
+                item.refuse(
+                    f"{key.encode()} is not a final row of incarnation {incarnation}, group {entry.group_id}, "
+                    f"attempt {entry.attempt}, in generation order"
+                )
+        keys.append(key)
         last = key.generation
-    return entry
+    return tuple(keys)
 
 
 def _read_key(node: Node) -> RowKey:

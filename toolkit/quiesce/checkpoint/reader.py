@@ -67,10 +67,15 @@ class Node:
 
     def items(self) -> Iterator[Node]:
         """Yield the items of a list."""
+        for number, value in enumerate(self.values()):
+            yield Node(self.file, f"{self.path}[{number}]", value)
+
+    def values(self) -> list[Any]:
+        """Return the items of a list as they were parsed, for whoever needs no place to blame for most of them."""
         if not isinstance(self.value, list):
             self.refuse(f"expected a list, not {_shown(self.value)}")
-        for number, value in enumerate(self.value):
-            yield Node(self.file, f"{self.path}[{number}]", value)
+        found: list[Any] = self.value
+        return found
 
     def integer(self, low: int = 0, high: int = MAX_COUNTER) -> int:
         """Return an integer in a range; a bool is none."""

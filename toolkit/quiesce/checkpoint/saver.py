@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from quiesce.barrier import detached, require_no_cut
-from quiesce.checkpoint import documents, files, publish, write
+from quiesce.checkpoint import files, publish, write
 from quiesce.checkpoint.capture import CutSources, capture
 from quiesce.checkpoint.cut import CapturedCut
 from quiesce.checkpoint.fence import Fence, NoFence
@@ -443,7 +443,7 @@ class Checkpointer:
             if captured is not None:
                 captured.snapshot.release()
             raise
-        attempt.groups = documents.groups_by_owner(captured.state)
+        attempt.groups = captured.state.captured_groups()  # on the loop, with the trainer waiting
         return captured
 
     async def _reopen(self, *, loudly: bool = True) -> None:
