@@ -173,8 +173,9 @@ def test_a_run_that_did_nothing_has_a_summary_too(hub: Hub) -> None:
     assert "mean reward" not in console.export_text()
 
 
-def test_a_terminal_gets_a_drawing_and_the_cursor_back(hub: Hub) -> None:
+def test_a_terminal_gets_a_drawing_and_the_cursor_back(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is printed line by line; when it ends, or the process is about to vanish, the cursor is there."""
+    monkeypatch.setenv("TERM", "xterm")  # a terminal that can move its cursor, wherever the test runs
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80, height=30, color_system=None)
     shown = TrainDisplay(hub, max_steps=200, console=console)
