@@ -1,6 +1,9 @@
 """The command line's frame: what a person reads first, and how failures become lines and exit codes."""
 
 import argparse
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -133,3 +136,21 @@ def test_an_interrupt_before_the_run_is_no_traceback(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(train, "main_train", interrupt)
 
     assert main(["train"]) == 130
+
+
+def test_output_that_nobody_reads_on_is_no_traceback() -> None:
+    """`quiesce … | head` ends like any other command whose reader has had enough."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "quiesce.cli", "skew", "--json"],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+
+    assert (ended.returncode, ended.stderr) == (141, "")

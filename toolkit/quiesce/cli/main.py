@@ -7,6 +7,7 @@ imported before the subcommand that needs it.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -23,6 +24,9 @@ EXIT_USAGE: Final = 2
 
 _INTERRUPTED: Final = 130
 """As a shell reports a command that an interrupt ended."""
+
+_PIPE_CLOSED: Final = 141
+"""As a shell reports a command whose reader went away."""
 
 _EPILOG: Final = """\
 start here:
@@ -53,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
     except KeyboardInterrupt:
         return _INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has had enough (`| head`). What is still buffered would fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
     return code
 
 
