@@ -7,13 +7,14 @@ run folder, the restore, the audit. The model is a dictionary from group to owne
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from quiesce.accounting import Accounting
 from quiesce.admission import Admission
 from quiesce.barrier import Cut, DataPlaneCheckpointBarrier
 from quiesce.buffer import Claim, ReplayBuffer
+from quiesce.checkpoint import restore, write
 from quiesce.checkpoint.audit import audit
 from quiesce.checkpoint.capture import CutSources
 from quiesce.checkpoint.cut import CapturedCut, CommittedPosition, CutState
@@ -54,12 +56,12 @@ from quiesce.invariants import CutFacts, Violation, check_cut
 from quiesce.ledger import RolloutLedger
 from quiesce.owners import Owners, reserved_batches
 from quiesce.prompts import Pull
-from quiesce.sampler_config import BUILT_IN_SAMPLERS, SamplerConfig, build_sampler
-from quiesce.samplers import BuiltInSampler
+from quiesce.sampler_config import SamplerConfig, build_sampler
+from quiesce.samplers import BuiltInSampler, InOrderSampler
 from quiesce.signals import Changed, TrainerVersion
 from quiesce.spares import SparePool
 from quiesce.testing import VirtualTimeLoop, strict_hub
-from quiesce.types import DROP_REASONS, GroupRecord, PromptRef, RowKey
+from quiesce.types import DROP_REASONS, BufferEntry, GroupRecord, PromptRef, RowKey
 from tests.run_rig import GENERATIONS, rows_of
 
 T = TypeVar("T")
@@ -111,7 +113,9 @@ class Model:
     owner: dict[str, str] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
     epochs: list[Epoch] = field(default_factory=lambda: [Epoch()])
-    position: CommittedPosition = field(default_factory=lambda: CommittedPosition(0, 0, exhausted=False, loader=None))
+    position: CommittedPosition = field(
+        default_factory=lambda: CommittedPosition(0, 0, exhausted=False, loader=None)
+    )
     cursor: int = -1
     batches: int = 0
     version: int = 0
@@ -349,9 +353,11 @@ class Incarnation:
 class SavedOwnership(RuleBasedStateMachine):
     """Moves, saves and crashes in any order; after each, owners, counters, rows and files are the model's."""
 
-    def __init__(self, name: str) -> None:
+    sampler_name: ClassVar[str]
+
+    def __init__(self) -> None:
         super().__init__()
-        self.sampler = SamplerConfig(name, WINDOW, WINDOW)
+        self.sampler = SamplerConfig(self.sampler_name, WINDOW, WINDOW)
         self.runner = asyncio.Runner(loop_factory=VirtualTimeLoop)
         self.place = tempfile.TemporaryDirectory(prefix="quiesce-saved-")
         self.path = Path(self.place.name) / "run"
@@ -434,9 +440,16 @@ class SavedOwnership(RuleBasedStateMachine):
             self.admit()
         for at in range(ready):
             self.commit(at)
+        self.read(GROUPS, to_spares=True, ends=False)
 
-    @precondition(lambda self: not self.model.position.exhausted and len(self.model.of("ledger")) < 3 * CAPACITY)
-    @rule(count=st.integers(1, GROUPS), to_spares=st.booleans(), ends=st.sampled_from([False, False, False, True]))
+    @precondition(
+        lambda self: not self.model.position.exhausted and len(self.model.of("ledger")) < 3 * CAPACITY
+    )
+    @rule(
+        count=st.integers(1, GROUPS),
+        to_spares=st.booleans(),
+        ends=st.sampled_from([False, False, False, True]),
+    )
     def read(self, count: int, *, to_spares: bool, ends: bool) -> None:
         """Read a batch into the ledger or the pool, at times the last of its epoch."""
         model, place = self.model, self.model.position
@@ -574,6 +587,7 @@ class SavedOwnership(RuleBasedStateMachine):
         model.drop(name, "failed")
         model.move([spare], "ledger")
 
+    @precondition(lambda self: self.model.owner)
     @rule(at=AT)
     def condemn(self, at: int) -> None:
         """A verification blames a group: it is dropped wherever it is, unless it is in training or has ended."""
@@ -590,6 +604,24 @@ class SavedOwnership(RuleBasedStateMachine):
         name = self.model.of("buffer")[at % len(self.model.of("buffer"))]
         self.slot(lambda cut: self.owners.evict(cut, [name]))
         self.model.drop(name, "evicted")
+
+    @rule(steps=st.integers(1, 3), saves=st.booleans())
+    def run_on(self, steps: int, *, saves: bool) -> None:
+        """The run goes on as runs do: read, admit, finish, train, and at times save between two steps."""
+        for _ in range(steps):
+            if not self.model.position.exhausted and not self.model.waiting():
+                self.read(GROUPS, to_spares=False, ends=False)
+            if self.model.waiting():
+                self.admit()
+            if self.model.flying():
+                self.commit_all()
+            if self.claim is None:
+                self.take_step()
+            if saves:
+                self.save(writes=False)
+            if self.claim is not None:
+                self.end_step(train=True, peeks=False)
+            self.clear_rows()
 
     @rule()
     def clear_rows(self) -> None:
@@ -690,7 +722,7 @@ class SavedOwnership(RuleBasedStateMachine):
         newest = find_checkpoints(self.now.folder.checkpoints)[0]
         assert newest.step == self.model.step
 
-    @rule(lower=st.booleans(), damaged=st.sampled_from([None, None, *DOCUMENTS]))
+    @rule(lower=st.booleans(), damaged=st.sampled_from([None] * len(DOCUMENTS) + [*DOCUMENTS]))
     def crash(self, *, lower: bool, damaged: str | None) -> None:
         """Everything is gone but the folder; the newest whole checkpoint comes back, also under a lower lookahead."""
         old = self.now
@@ -699,9 +731,7 @@ class SavedOwnership(RuleBasedStateMachine):
         self.runner = asyncio.Runner(loop_factory=VirtualTimeLoop)
         if lower and self.sampler.max_lookahead_versions:
             window = self.sampler.max_lookahead_versions - 1
-            self.sampler = replace(
-                self.sampler, max_lookahead_versions=window, max_staleness_versions=window
-            )
+            self.sampler = replace(self.sampler, max_lookahead_versions=window, max_staleness_versions=window)
         if damaged is not None and len(self.stack) > 1:
             (find_checkpoints(old.folder.checkpoints)[0].path / damaged).write_bytes(b"{}")
             self.stack.pop()
@@ -733,7 +763,14 @@ class SavedOwnership(RuleBasedStateMachine):
         """The right one, as the model knows it: batch, phase, attempt, stamp, start and order."""
         owners, model = self.owners, self.model
         records = [
-            (one.group_id, one.admission_id, one.phase == "admitted", one.attempt, one.target_step, one.start_version)
+            (
+                one.group_id,
+                one.admission_id,
+                one.phase == "admitted",
+                one.attempt,
+                one.target_step,
+                one.start_version,
+            )
             for one in owners.ledger.records()
         ]
         expected = [(name, model.groups[name]) for name in model.of("ledger")]
@@ -744,10 +781,14 @@ class SavedOwnership(RuleBasedStateMachine):
         assert [one.group_id for one in owners.spares.refs()] == model.of("spares")
         ready, claimed = owners.buffer.capture()
         for entries, owner in ((ready, "buffer"), (claimed, "training")):
-            found = [(one.group_id, one.admission_id, one.attempt, one.target_step, one.start_version) for one in entries]
+            found = [
+                (one.group_id, one.admission_id, one.attempt, one.target_step, one.start_version)
+                for one in entries
+            ]
             groups = [(name, model.groups[name]) for name in model.of(owner)]
             assert found == [(name, one.batch, one.attempt, one.stamp, one.start) for name, one in groups]
-        assert {one.prompt for one in (*owners.ledger.records(), *ready, *claimed)} | set(owners.spares.refs()) == {
+        owned: list[GroupRecord | BufferEntry] = [*owners.ledger.records(), *ready, *claimed]
+        assert {one.prompt for one in owned} | set(owners.spares.refs()) == {
             model.groups[name].ref
             for name, owner in model.owner.items()
             if owner not in {"trained", "dropped"}
@@ -764,7 +805,9 @@ class SavedOwnership(RuleBasedStateMachine):
     def every_position_is_owned_trained_or_dropped(self) -> None:
         """Epoch by epoch, the account says what the model says, and nothing is left over."""
         model, account = self.model, self.owners.accounting.capture()
-        over = next((number for number, epoch in enumerate(model.epochs) if not epoch.over), len(model.epochs))
+        over = next(
+            (number for number, epoch in enumerate(model.epochs) if not epoch.over), len(model.epochs)
+        )
         folded = model.epochs[:over]
         reasons = [reason for epoch in folded for reason in epoch.dropped.values()]
         closed = account.closed
@@ -794,13 +837,41 @@ class SavedOwnership(RuleBasedStateMachine):
         assert (owners.occupied, owners.exhausted) == (model.occupied, model.exhausted)
 
 
-@pytest.mark.parametrize("name", BUILT_IN_SAMPLERS)
-def test_whatever_is_saved_and_killed_the_model_is_what_comes_back(name: str) -> None:
+class Windowed(SavedOwnership):
+    """Under the sampler without a gate, which evicts and aborts."""
+
+    sampler_name = "windowed"
+
+
+class WeightFifo(SavedOwnership):
+    """Under the sampler that trains the oldest start."""
+
+    sampler_name = "weight_fifo"
+
+
+class ReadyFirst(SavedOwnership):
+    """Under the sampler that gives nothing up."""
+
+    sampler_name = "ready_first"
+
+
+class InOrder(SavedOwnership):
+    """Under the sampler that stamps steps."""
+
+    sampler_name = "in_order"
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What crashes here is a process, and a process that dies takes no written byte with it."""
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
+
+
+@pytest.mark.parametrize("machine", [Windowed, WeightFifo, ReadyFirst, InOrder])
+def test_whatever_is_saved_and_killed_the_model_is_what_comes_back(machine: type[SavedOwnership]) -> None:
     """Under each sampler: any order of moves, saves, late writes, crashes and damaged files."""
-    often = settings(
-        max_examples=20, stateful_step_count=40, deadline=None, derandomize=True, database=None
-    )
-    run_state_machine_as_test(lambda: SavedOwnership(name), settings=often)
+    often = settings(max_examples=12, stateful_step_count=30, deadline=None, derandomize=True, database=None)
+    run_state_machine_as_test(machine, settings=often)
 
 
 # ----------------------------------------------------------------------- the same machine, with one rule taken away
@@ -819,3 +890,67 @@ def _restore_forgets_spares(state: CutState, incarnation: int) -> CutState:
 def _restore_forgets_retries(state: CutState, incarnation: int) -> CutState:
     state = REWRITTEN(state, incarnation)
     return replace(state, ledger=tuple(replace(record, attempt=0) for record in state.ledger))
+
+
+def _restore_forgets_the_cursor(self: BuiltInSampler, cursor: int) -> None:
+    self._cursor = min(cursor, -1)
+
+
+async def _ledger_is_read_after_the_window(
+    folder: Path,
+    captured: CapturedCut,
+    *rest: Any,  # noqa: ANN401 - passed on
+    **how: Any,  # noqa: ANN401 - passed on
+) -> write.WrittenCut:
+    late = replace(captured.state, ledger=Broken.live.owners.ledger.records())
+    return await WRITE_CUT(folder, replace(captured, state=late), *rest, **how)
+
+
+def _claims_are_not_captured(self: ReplayBuffer) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    return CAPTURE(self)[0], ()
+
+
+def _snapshot_follows_the_store(self: MemoryDataPlane, text: str) -> None:
+    """Keep no note of what a row was."""
+
+
+def _gate_is_open(self: BuiltInSampler, version: int) -> bool:
+    return True
+
+
+def _nothing_ever_changed(self: Checkpointer, attempt: object) -> bool:
+    return self._published is not None
+
+
+REWRITTEN, WRITE_CUT, CAPTURE = restore._rewritten, write.write_cut, ReplayBuffer.capture  # noqa: SLF001 - to break it
+
+
+@pytest.mark.parametrize(
+    "owner, name, broken",
+    [
+        (restore, "_rewritten", _restore_forgets_spares),
+        (restore, "_rewritten", _restore_forgets_retries),
+        (InOrderSampler, "restore_cursor", _restore_forgets_the_cursor),
+        (write, "write_cut", _ledger_is_read_after_the_window),
+        (ReplayBuffer, "capture", _claims_are_not_captured),
+        (MemoryDataPlane, "_note", _snapshot_follows_the_store),
+        (InOrderSampler, "is_admissible", _gate_is_open),
+        (Checkpointer, "_nothing_changed", _nothing_ever_changed),
+    ],
+    ids=lambda given: getattr(given, "__name__", given).strip("_"),
+)
+def test_a_save_or_restore_without_a_rule_is_noticed(
+    owner: object, name: str, broken: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine finds a sequence of moves that shows it: its truths can fail."""
+    monkeypatch.setattr(owner, name, broken)
+    quick = settings(
+        max_examples=60,
+        stateful_step_count=30,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+    )
+    with pytest.raises((AssertionError, LookupError, QuiesceError)):
+        run_state_machine_as_test(InOrder, settings=quick)
