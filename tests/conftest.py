@@ -4,6 +4,11 @@ from collections.abc import Generator
 from typing import cast
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time: a suite that gates a change must not fail by luck, nor for a slow machine.
+settings.register_profile("steady", derandomize=True, deadline=None)
+settings.load_profile("steady")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
@@ -23,6 +24,7 @@ from tests.interleaving.world import World
 
 DEADLINE_SECONDS = 30.0
 MOST = 3_000
+MOST_WITH_FREE_TIMERS = 500
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +169,8 @@ class HungWorld(World):
         assert counts == {"refused": 1}
         assert (result.outcome, result.reason) == ("refused", "error")
         assert isinstance(result.error, FenceError)
-        assert "worker 1 did not answer" in str(result.error)
+        # The fence's own deadline, or the saver's if timers are free to fire in any order.
+        assert re.search(r"worker 1 did not answer|longer than its", str(result.error))
         assert saver.last_failed
 
 
@@ -204,7 +207,11 @@ def test_a_fence_that_hangs_costs_the_save_and_holds_nobody(
     ends: Counter[str] = Counter()
 
     report = explore(
-        hung(tmp_path, ends, cancel=cancel, timers=timers), timers=timers, max_schedules=MOST
+        hung(tmp_path, ends, cancel=cancel, timers=timers),
+        timers=timers,
+        # With every timer free to fire at any moment there are too many orders to try all.
+        strategy="exhaustive" if timers == "idle" else "random",
+        max_schedules=MOST if timers == "idle" else MOST_WITH_FREE_TIMERS,
     ).check()
 
     record(
@@ -213,7 +220,7 @@ def test_a_fence_that_hangs_costs_the_save_and_holds_nobody(
         stands_for="semantics: a fence that is not certainly closed refuses the cut, never the run",
         **facts_of(report),
     )
-    assert report.exhausted
+    assert report.exhausted == (timers == "idle")
     assert set(ends) == expected
 
 

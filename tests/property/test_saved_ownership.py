@@ -71,6 +71,8 @@ GROUPS = 2
 WINDOW = 2
 CAPACITY = GROUPS * (WINDOW + 1) + 2
 EPOCHS = 3
+EPOCH_LENGTH = 7
+"""Positions after which a run that goes on ends its epoch; other reads end it at any."""
 KEPT = 2
 DATASET_OFFSET = 1000
 """Added to a position to get a dataset index, so that nobody can take one for the other."""
@@ -440,7 +442,10 @@ class SavedOwnership(RuleBasedStateMachine):
             self.admit()
         for at in range(ready):
             self.commit(at)
+        self.retry(0)
         self.read(GROUPS, to_spares=True, ends=False)
+        self.read(1, to_spares=False, ends=False)
+        self.save(writes=True)
 
     @precondition(
         lambda self: not self.model.position.exhausted and len(self.model.of("ledger")) < 3 * CAPACITY
@@ -605,12 +610,20 @@ class SavedOwnership(RuleBasedStateMachine):
         self.slot(lambda cut: self.owners.evict(cut, [name]))
         self.model.drop(name, "evicted")
 
-    @rule(steps=st.integers(1, 3), saves=st.booleans())
-    def run_on(self, steps: int, *, saves: bool) -> None:
-        """The run goes on as runs do: read, admit, finish, train, and at times save between two steps."""
+    @rule(
+        steps=st.integers(1, 4),
+        saves=st.booleans(),
+        dies=st.sampled_from(["never", "between steps", "with a claim", "while writing"]),
+        lower=st.booleans(),
+    )
+    def run_on(self, steps: int, *, saves: bool, dies: str, lower: bool) -> None:
+        """The run goes on as runs do: read, admit, finish, train, at times save between two steps; then it may die."""
         for _ in range(steps):
-            if not self.model.position.exhausted and not self.model.waiting():
-                self.read(GROUPS, to_spares=False, ends=False)
+            place = self.model.position
+            if not place.exhausted and not self.model.waiting():
+                self.read(GROUPS, to_spares=False, ends=place.position >= EPOCH_LENGTH)
+            elif place.exhausted and self.model.of("spares"):
+                self.drain_spares()
             if self.model.waiting():
                 self.admit()
             if self.model.flying():
@@ -619,9 +632,16 @@ class SavedOwnership(RuleBasedStateMachine):
                 self.take_step()
             if saves:
                 self.save(writes=False)
+            if dies == "with a claim":
+                self.finish_write()
+                break
             if self.claim is not None:
                 self.end_step(train=True, peeks=False)
             self.clear_rows()
+        if dies == "between steps":
+            self.save(writes=True)
+        if dies != "never":
+            self.crash(lower=lower, damaged=None)
 
     @rule()
     def clear_rows(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from quiesce.barrier import detached
+from quiesce.checkpoint import saver as saver_module
 from quiesce.checkpoint.cut import CapturedCut, CutState
 from quiesce.checkpoint.documents import parse_manifest
 from quiesce.checkpoint.retention import is_usable
@@ -553,3 +554,21 @@ async def test_a_failed_write_keeps_nothing_of_the_trainers_copy_alive(rig: Rig)
     gc.collect()
     assert held[0]() is None
     assert "full" in str(result.error)
+
+
+@pytest.mark.parametrize("held", ["close", "verify"])
+async def test_a_fence_that_ignores_its_deadline_does_not_hold_the_trainer_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: str
+) -> None:
+    """The save is refused a little after the deadline, the fence is reopened, and the window's rows are let go."""
+    monkeypatch.setattr(saver_module, "FENCE_GRACE_SECONDS", 0.0)
+    fence = RecordingFence(fail=f"hold {held}")
+    rig = Rig(tmp_path / "run", fence=fence, fence_timeout=0.01)
+
+    result = await rig.save()
+
+    assert (result.outcome, result.reason) == ("refused", "error")
+    assert "longer than its 0.01 s" in str(result.error)
+    assert fence.calls[-1] == "reopen"
+    assert open_pins(rig) == 0
+    await rig.close()

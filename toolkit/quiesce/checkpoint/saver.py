@@ -36,7 +36,7 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -78,6 +78,9 @@ DEFAULT_PREVIOUS_WRITE_TIMEOUT_SECONDS: Final = 600.0
 """How long a save waits for the write before it; one that takes longer hangs, and the trainer should not."""
 
 DEFAULT_FENCE_TIMEOUT_SECONDS: Final = 60.0
+
+FENCE_GRACE_SECONDS: Final = 5.0
+"""How much longer than its timeout a fence may take before the save gives up waiting for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,13 +397,15 @@ class Checkpointer:
             stalled = -self._clock()
             try:
                 with self._phase(attempt.cut_id, "fence"):
-                    await self._fence.close(attempt.cut_id, self._fence_timeout)
+                    await self._bounded(
+                        self._fence.close(attempt.cut_id, self._fence_timeout), attempt, "closing it"
+                    )
                 before = self._clock()
                 captured = await self._window(attempt, section, rows)
                 window = self._clock() - before
                 stalled -= window
                 self._hub.fire("trainer_stalled", "window", window)
-                await self._fence.verify()
+                await self._bounded(self._fence.verify(), attempt, "verifying it")
             except BaseException:
                 with contextlib.suppress(asyncio.CancelledError):  # what is being raised goes on instead
                     await self._reopen(loudly=False)
@@ -414,6 +419,19 @@ class Checkpointer:
                 self._discard_later(attempt)
             raise
         return captured, rows[0] if rows else None
+
+    async def _bounded(self, call: Awaitable[None], attempt: _Attempt, what: str) -> None:
+        """Await a fence that should keep its deadline by itself, and does not hold the trainer up if it does not."""
+        try:
+            async with asyncio.timeout(self._fence_timeout + FENCE_GRACE_SECONDS) as scope:
+                await call
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            problem = (
+                f"{what} took more than {FENCE_GRACE_SECONDS:g} s longer than its {self._fence_timeout:g} s"
+            )
+            raise FenceError(attempt.cut_id, problem) from error
 
     async def _window(
         self, attempt: _Attempt, section: CheckpointCut, rows: list[RowsWritten]
