@@ -13,9 +13,10 @@
 #   invariants/                     what must hold over a cut, as named pure functions
 #   prompts, owners                 reading ahead and committing; all owners in one place, and every move between them
 #   dispatch, rollouts, training,   the rollout pump, its workers, the train pump,
-#     stalls, controller            the stall watch; the controller that runs them
+#     stalls, sweep, controller     the stall watch, the sweep of orphaned rows; the controller that runs them
 #   telemetry/                      the catalogue of names; metrics and logs, which subscribe to the hub
-#   testing                         helpers for tests: an event recorder, a fake clock, a virtual-time loop
+#   testing, explorer/              helpers for tests: an event recorder, a fake clock, a virtual-time loop; every schedule
+#   bench/, skew                    what a slot and a window cost; the bug that the cut prevents, replayed
 #   cli/                            the `quiesce` command
 
 from typing import TYPE_CHECKING, Any
