@@ -311,5 +311,13 @@ def _drain(fd: int, pid: int) -> str:
         readable, _, _ = select.select([fd], [], [], 0.05)
         if readable:
             told += os.read(fd, 65536).decode(errors="replace")
-        elif not Path(f"/proc/{pid}/fd/1").exists():
+        elif not _has_output(pid):
             return told
+
+
+def _has_output(pid: int) -> bool:
+    """Tell whether a process still has its standard output; one that is just ending does not let anybody look."""
+    try:
+        return Path(f"/proc/{pid}/fd/1").exists()
+    except PermissionError:
+        return False
