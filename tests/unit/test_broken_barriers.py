@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import pytest
 
-from quiesce.barrier import _HELD, _LEFT, CheckpointCut, Cut, MutationCut, _Threads
+from quiesce.barrier import _HELD, CheckpointCut, Cut, MutationCut, _Threads
 from quiesce.errors import QuiesceError
 from quiesce.testing import in_virtual_time
 from tests import barrier_claims as claims
@@ -34,7 +34,7 @@ class SlotsExclude(Barrier):
                     await asyncio.sleep(1.0)
                 return await super().__aenter__()
 
-        return Exclusive(self, kind)
+        return Exclusive()._of(self, kind)
 
 
 class WindowsShare(Barrier):
@@ -137,6 +137,11 @@ class ResetsOnExit(Barrier):
                 held.live = False
         return super()._prepare(cut)
 
+    def mutation(self, kind: str) -> MutationCut:
+        """Return a slot."""
+        self._thread_ident = 0  # so that entering takes the long way
+        return super().mutation(kind)
+
 
 class VersionStands(Barrier):
     """A slot whose body failed does not count as a change."""
@@ -185,7 +190,7 @@ class LeavingSuspends(Barrier):
 
                 return later()
 
-        return Slow(self, kind)
+        return Slow()._of(self, kind)
 
 
 class ThreadsAreLeftAlone(Barrier):
@@ -225,9 +230,9 @@ class LeavesNothing(Barrier):
 
             def __aexit__(self, *_: object) -> Awaitable[None]:
                 self.live = False
-                return _LEFT
+                return self.barrier._left
 
-        return Stuck(self, kind)
+        return Stuck()._of(self, kind)
 
 
 BROKEN: tuple[tuple[type[Barrier], Claim], ...] = (

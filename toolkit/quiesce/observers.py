@@ -115,6 +115,33 @@ class Observer:
     def rollout_ended(self, group_id: str, attempt: int, ns: int, outcome: str, tokens: int) -> None:
         """A rollout attempt ended."""
 
+    def permit_granted(self, worker: str, sequence: int, wait_ns: int) -> None:
+        """A snapshot gate let a writer in; ``sequence`` orders the events of one gate."""
+
+    def permit_released(self, worker: str, sequence: int, hold_ns: int) -> None:
+        """A writer left its gate."""
+
+    def gate_closing(self, worker: str, sequence: int, epoch: str) -> None:
+        """A gate stopped granting permits, for the close of that epoch."""
+
+    def gate_closed(self, worker: str, sequence: int, epoch: str, ns: int, outcome: str) -> None:
+        """A close ended: ``closed``, ``superseded`` by a reopen, or ``failed`` (its time was up)."""
+
+    def gate_reopened(self, worker: str, sequence: int, epoch: str, closed_ns: int) -> None:
+        """A gate that was closed grants permits again."""
+
+    def clear_started(self, worker: str, sequence: int, keys: int) -> None:
+        """Cleanup got its permit, and clears; ``sequence`` is the permit's."""
+
+    def clear_ended(self, worker: str, calls: int, keys: int, ns: int, outcome: str) -> None:
+        """A batch of cleanup ended: the keys of so many calls, cleared together."""
+
+    def reply_sent(self, worker: str, ns: int) -> None:
+        """A generation call was answered ``ns`` after its last token."""
+
+    def tokens_reused(self, group_id: str, tokens: int) -> None:
+        """A resumed generation call went on from staged tokens."""
+
     def dataplane_operated(self, op: str, ns: int, rows: int, outcome: str) -> None:
         """The data plane finished ``put``, ``get``, ``clear``, ``keys``, ``snapshot`` or ``write``."""
 
@@ -153,14 +180,20 @@ class Hub:
         strict: Raise what a hook raises. For tests.
     """
 
+    # With slots, because a hot path looks at hooks: an instance dictionary of so many names is a slow one.
+    __slots__ = ("__weakref__", "_lock", "_logged", "_observers", "_sources", "errors", "strict", *HOOKS)
+
+    strict: bool
+    errors: dict[str, int]
+    """How often each hook raised."""
+
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> tuple[Callable[..., None], ...]: ...
 
     def __init__(self, *, strict: bool = False) -> None:
         self.strict = strict
-        self.errors: dict[str, int] = {}
-        """How often each hook raised."""
+        self.errors = {}
         self._observers: tuple[object, ...] = ()
         self._sources: list[tuple[str, weakref.ref[Any]]] = []
         self._lock = threading.Lock()
