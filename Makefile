@@ -60,7 +60,7 @@ format: setup ## put every file into the shape that `make lint` asks for
 	@$(BIN)/ruff format .
 
 bench: setup ## measure the primitives, each beside a baseline; prints JSON
-	@for name in slots window restore; do $(BIN)/quiesce bench $$name --json $(ARGS); done
+	@for name in slots window reply restore; do $(BIN)/quiesce bench $$name --json $(ARGS); done
 
 docs: setup ## build the documentation into site/; a warning is an error
 	@$(BIN)/mkdocs build --strict --quiet

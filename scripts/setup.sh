@@ -126,13 +126,16 @@ case $kind in
 esac
 
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
-what=(-e '.[grpo,dashboards]')
+extras=grpo,dashboards,otlp,report
+what=()
 if [[ $dev != no ]]; then
+    extras+=,otlp-grpc,wandb
     constraints+=(-c constraints.txt)
     what+=(--group dev)
     # Dependency groups came with pip 25.1; Debian 12 and Ubuntu 24.04 put an older one into a new environment.
     "${pip[@]}" install --quiet --quiet 'pip>=25.1'
 fi
+what+=(-e ".[$extras]")
 index=()
 if [[ -n ${TORCH_INDEX:-} ]]; then index=(--extra-index-url "$TORCH_INDEX"); fi
 say "installing into $venv (minutes the first time)"

@@ -171,7 +171,7 @@ class Run:
         self.folder = RunFolder.open(self.path, resume=resume)
         self.weights = Weights()
         self.recorder = EventRecorder()
-        wiring = {key: changes.pop(key) for key in ("dataplane", "verify", "fence") if key in changes}
+        wiring = {key: changes.pop(key) for key in ("dataplane", "verify", "workers") if key in changes}
         wiring.setdefault("dataplane", memory if self.in_memory else lmdb(self.path))
         self.controller = controller(
             self.config(**changes),

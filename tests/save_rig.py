@@ -51,7 +51,7 @@ class Recorder:
         self.log: list[str] = []
         self.draining = asyncio.Event()
 
-    def window_requested(self, window_id: str) -> None:
+    def window_requested(self, window_id: str, asked_ns: int) -> None:
         """Note it; the checkpoint queues up in this very step."""
         self.draining.set()
 
@@ -157,6 +157,12 @@ def broken(captured: CapturedCut, parent: CutState | None) -> Sequence[Violation
     return [Violation("single_owner", "critical", "two owners", groups=groups)] if groups else []
 
 
+def staged_row(key: RowKey) -> dict[str, Any]:
+    """Return the content of a staged row, which tells whose it is, whatever the incarnation."""
+    sequence = -1 if key.sequence is None else key.sequence
+    return {"tokens": np.array([key.generation, key.attempt, sequence], dtype=np.int64)}
+
+
 class Rig:
     """The primitives of one run, with one prompt group per call of :meth:`read`."""
 
@@ -233,6 +239,24 @@ class Rig:
         """Put a group's final rows."""
         keys = [RowKey(self.plane.incarnation, group_id, number, 0) for number in range(GENERATIONS)]
         self.plane.put({key: {"tokens": np.arange(8) + key.generation} for key in keys})
+        return keys
+
+    def keys(
+        self, group_id: str, rows: str, *, attempt: int = 0, incarnation: int | None = None
+    ) -> list[RowKey]:
+        """Return keys of a group: ``g0/c1 g1/final`` is the second chunk of generation 0, and 1's final row."""
+        incarnation = self.plane.incarnation if incarnation is None else incarnation
+        found = []
+        for row in rows.split():
+            generation, _, tail = row.partition("/")
+            sequence = None if tail == "final" else int(tail[1:])
+            found.append(RowKey(incarnation, group_id, int(generation[1:]), attempt, sequence))
+        return found
+
+    def stage(self, group_id: str, rows: str, *, attempt: int = 0) -> list[RowKey]:
+        """Put staged rows of a group, see :meth:`keys`; a row's content tells which it is."""
+        keys = self.keys(group_id, rows, attempt=attempt)
+        self.plane.put({key: staged_row(key) for key in keys})
         return keys
 
     async def commit(self, group_id: str) -> BufferEntry:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quiesce.bench import BenchReport, run_restore, run_slots, run_window
+from quiesce.bench import BenchReport, run_reply, run_restore, run_slots, run_window
 from quiesce.bench.modes import MODES
 from quiesce.cli.main import main
 
@@ -22,8 +22,23 @@ BARS = {
         "write_vs_sequential",
     },
     "restore": {"restore_cost_per_group_10x"},
+    "reply": {
+        "reply_p50_inline_vs_ours",
+        "reply_p50_ours_minus_own_fence_us",
+        "drain_extra_clears",
+        "clears_for_2048_keys",
+        "keys_lost",
+        "keys_cleared_twice",
+        "calls_in_window",
+    },
 }
 """The bars of each benchmark."""
+
+DIFFERENCES = {"window_ns_per_group", "reply_p50_ours_minus_own_fence_us", "drain_extra_clears"}
+"""The bars that noise may bring below zero."""
+
+COUNTS = {"keys_lost", "keys_cleared_twice", "calls_in_window"}
+"""The bars that are zero."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +55,8 @@ def _check_shape(report: BenchReport) -> dict[str, Any]:
     read: dict[str, Any] = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert set(read["bars"]) == set(read["targets"]) == BARS[report.bench]
     assert all(type(value) in {int, float} and math.isfinite(value) for value in read["bars"].values())
-    assert all(value > 0 for name, value in read["bars"].items() if name != "window_ns_per_group")
+    assert all(value > 0 for name, value in read["bars"].items() if name not in DIFFERENCES | COUNTS)
+    assert all(read["bars"][name] == 0 for name in COUNTS & BARS[report.bench])
     assert read["results"]
     assert read["machine"]["processors"] >= 1
     assert read["quick"] is True
@@ -116,6 +132,16 @@ def test_restore_reports_its_parts(tmp_path_factory: pytest.TempPathFactory) -> 
         assert parts > 0
         assert set(result["parts_s"]) == {"verify", "rows", "documents"}
         assert result["us_per_group"] > 0
+
+
+def test_reply_reports_its_bars_and_answers_in_two_lines() -> None:
+    """What has to be met exactly says so."""
+    read = _check_shape(run_reply(quick=True))
+
+    assert read["targets"]["clears_for_2048_keys"] == {"exactly": 32}
+    assert read["targets"]["reply_p50_inline_vs_ours"] == {"at_least": 5}
+    assert read["targets"]["drain_extra_clears"] == {"at_most": 1}
+    assert len(read["answer"]) == 2
 
 
 def test_the_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:

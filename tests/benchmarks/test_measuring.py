@@ -23,7 +23,12 @@ from quiesce.errors import ConfigError
 
 
 def _report(
-    bench: str = "slots", *, value: float = 0.3, at_least: bool = False, quick: bool = False
+    bench: str = "slots",
+    *,
+    value: float = 0.3,
+    at_least: bool = False,
+    exactly: bool = False,
+    quick: bool = False,
 ) -> BenchReport:
     """Return a report with one bar, whose target is 0.22."""
     return BenchReport(
@@ -45,6 +50,7 @@ def _report(
         spreads={"a_bar": Spread(value, value / 2, value * 2, 9)},
         targets={"a_bar": 0.22},
         at_least=frozenset({"a_bar"} if at_least else ()),
+        exactly=frozenset({"a_bar"} if exactly else ()),
         tables=(Table("A table", ("what", "how much"), (("slot", "1"),)),),
     )
 
@@ -147,10 +153,14 @@ async def test_a_save_is_seen_whole(mode: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_bar_is_missed_on_the_wrong_side_of_its_target() -> None:
-    """At most, or at least; quick runs miss nothing."""
+    """At most, at least, or anywhere but on it; quick runs miss nothing."""
     assert _report(value=0.3).missed == ("a_bar",)
     assert _report(value=0.2).missed == ()
     assert _report(value=0.2, at_least=True).missed == ("a_bar",)
+    assert _report(value=0.22, exactly=True).missed == ()
+    for beside in (0.21, 0.23):
+        assert _report(value=beside, exactly=True).missed == ("a_bar",)
+    assert _report(exactly=True).bars_table().rows[0][4] == "= 0.22"
     assert _report(value=0.3).to_json()["missed"] == ["a_bar"]
     assert _report(value=0.3, quick=True).to_json()["missed"] == []
 

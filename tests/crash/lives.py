@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from quiesce.checkpoint.audit import audit
 from quiesce.checkpoint.loading import (
     LoadedCheckpoint,
@@ -28,13 +30,13 @@ from quiesce.checkpoint.loading import (
     find_checkpoints,
     load_checkpoint,
 )
-from quiesce.checkpoint.restore import RestoreTargets, load_newest, restore_into
+from quiesce.checkpoint.restore import RestoredRun, RestoreTargets, load_newest, restore_into
 from quiesce.checkpoint.saver import SaveResult
 from quiesce.checkpoint.trainer_state import StateDictTrainerState
 from quiesce.errors import NothingToRestoreError, UnusableAuditPathError
 from quiesce.samplers import WindowedSampler
 from tests.crash.operations import Operation, Watch
-from tests.save_rig import Rig, broken
+from tests.save_rig import Rig, broken, staged_row
 
 SCENARIOS = ("first", "save", "serial", "suspect", "leftovers", "corrupt", "aside")
 """What a life does, beside starting.
@@ -46,6 +48,12 @@ newest.
 """
 
 KEEP = 2
+
+STAGED = "g0/c0 g0/c1 g1/final"
+"""What comes back of a group in flight: every one has it."""
+
+UNUSABLE = "g0/c3 g1/c0 g1/c1"
+"""What it has staged besides, to no use."""
 
 
 class Clock:
@@ -85,6 +93,7 @@ class Life:
         restored = await restore_into(
             loaded,
             RestoreTargets(
+                staging=True,
                 barrier=rig.barrier,
                 sampler=WindowedSampler(rig.barrier),
                 accounting=rig.accounting,
@@ -96,9 +105,8 @@ class Life:
             incarnation=rig.run.incarnation,
         )
         state = loaded.state
-        rig.run.record_restored(
-            state.cut_id, step=state.step, source_incarnation=state.incarnation, parent_cut=state.parent_cut
-        )
+        rig.run.record_restored(state)
+        self._check_staged(restored)
         rig.cursor, rig.step, rig.position = restored.state.sampler.cursor, restored.step, restored.position
         rig.saver = rig.checkpointer(self.trainer, restored=state, **self.options)
         weights = {value for parameter in self.module.parameters() for value in parameter.flatten().tolist()}
@@ -107,16 +115,31 @@ class Life:
             f"state of step {self.clock.step} in a checkpoint of step {rig.step}"
         )
 
+    def _check_staged(self, restored: RestoredRun) -> None:
+        """Every group in flight has its usable staged rows again, whatever the kill hit, and nobody else has any."""
+        rig = self.rig
+        expected = {one.group_id: tuple(rig.keys(one.group_id, STAGED)) for one in rig.ledger.records()}
+        assert restored.staged == expected, f"staged rows {restored.staged} instead of {expected}"
+        counted = [key for entry in rig.buffer.entries() for key in entry.keys]
+        staged = [key for keys in expected.values() for key in keys]
+        assert set(rig.plane.keys()) == {*counted, *staged}
+        for key, row in zip(staged, rig.plane.get(staged), strict=True):
+            assert np.array_equal(np.asarray(row["tokens"]), staged_row(key)["tokens"]), key
+
     async def train(self) -> None:
         """Take a step over the oldest ready group."""
         await self.rig.train([self.rig.buffer.ready()[0].group_id])
         self._learn(self.rig.step)
 
     async def work(self) -> None:
-        """Finish a group, leave one in flight, take a step."""
+        """Finish a group, leave one in flight that has staged rows, take a step."""
         await self.rig.finished()
-        await self.rig.read()
+        await self.fly()
         await self.train()
+
+    async def fly(self) -> None:
+        """Read a prompt and stage rows of its group: chunks with a gap, and chunks beside a final row."""
+        self.rig.stage(await self.rig.read(), f"{STAGED} {UNUSABLE}")
 
     async def save(self) -> SaveResult:
         """Save to the end."""
@@ -161,7 +184,7 @@ async def _build(path: Path, scenario: str) -> None:
         life.rig.saver = life.rig.checkpointer(
             life.trainer, restored=load_newest(path).state, keep=KEEP, verify=broken
         )
-        await life.rig.read()
+        await life.fly()
         assert (await life.save()).outcome == "refused"
     await life.work()  # trained, and lost: the next life rolls it back
     await life.close()

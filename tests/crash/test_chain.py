@@ -12,8 +12,8 @@ from tests.crash.forkserver import ForkPool, ForkServer
 from tests.crash.runs import EPOCHS, PROMPTS
 from tests.run_rig import SAMPLERS
 
-LONGEST = 400
-"""Events until the latest kill; a whole run has some fifteen hundred."""
+LONGEST = 500
+"""Events until the latest kill; a whole run has some two thousand, four hundred of them before its first step is saved."""
 
 SHORT = 8
 """Kills of a chain in every run of the tests."""
@@ -21,7 +21,7 @@ SHORT = 8
 UNBROKEN = {("in_order", 1): 20}
 """Of these, by sampler and seed, a single run takes so many."""
 
-UNBROKEN_LONGEST = 200
+UNBROKEN_LONGEST = 360
 """Events until the latest kill there; enough to get on, and not so many that the run ends before."""
 
 
@@ -40,11 +40,12 @@ def chain(
 
     Returns:
         Counts: ``kills``, ``most`` of them resumed by one run, ``ends`` of runs whose every prompt was accounted
-        for, ``resumes``, and ``early`` kills before the first checkpoint, after which there is nothing to resume and
-        nothing was trained.
+        for, ``resumes``, ``staged`` of them from a checkpoint with staged rows, ``steps`` in the latest checkpoint of
+        any that was resumed, and ``early`` kills before the first checkpoint, after which there is nothing to resume
+        and nothing was trained.
     """
     choice = random.Random(f"{name} {seed}")
-    counts = {"kills": 0, "most": 0, "ends": 0, "resumes": 0, "early": 0}
+    counts = {"kills": 0, "most": 0, "ends": 0, "resumes": 0, "staged": 0, "steps": 0, "early": 0}
     counted, latest = ("most", UNBROKEN_LONGEST) if unbroken else ("kills", LONGEST)
     while counts[counted] < kills:
         path = str(place / f"run-{counts['ends']}-{counts['early']}")
@@ -65,6 +66,8 @@ def chain(
             if verdict["checkpoints"]:
                 resumes += 1
                 counts["resumes"] += 1
+                counts["staged"] += verdict["staged"] > 0
+                counts["steps"] = max(counts["steps"], verdict["step"])
                 counts["most"] = max(counts["most"], resumes)
             else:
                 assert not resumes, f"a kill at event {at} left no checkpoint where there was one"
@@ -86,6 +89,8 @@ def chains(
     for (seed, wanted), counts in zip(kills.items(), found, strict=True):
         assert counts["most" if seed in unbroken else "kills"] == wanted
         assert counts["resumes"] >= wanted // 2
+        assert counts["staged"] > 0
+        assert counts["steps"] > 1
         assert counts["ends"] >= 1
     return found
 

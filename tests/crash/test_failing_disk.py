@@ -165,12 +165,7 @@ async def test_every_operation_of_a_start_that_fails_is_a_named_error(
         with watch.installed(), RunFolder.open(path, resume=True) as folder:
             folder.next_incarnation()
             state = load_newest(path).state
-            folder.record_restored(
-                state.cut_id,
-                step=state.step,
-                source_incarnation=state.incarnation,
-                parent_cut=state.parent_cut,
-            )
+            folder.record_restored(state)
             return state.cut_id
 
     assert start(listing) == cut

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
+from quiesce.checkpoint.audit import audit
 from quiesce.checkpoint.documents import MANIFEST, seal_manifest
 from quiesce.checkpoint.loading import CheckpointInfo, checkpoint_info, load_checkpoint
 from quiesce.checkpoint.restore import load_newest
+from quiesce.dataplane import read_metadata, read_rows
+from quiesce.dataplane.rows import encode_row
+from quiesce.dataplane.shards import write_shards
 from quiesce.errors import CorruptCheckpointError, RestoreRefusedError
+from quiesce.types import RowKey
 from tests.crash.forkserver import ForkPool
+
+if TYPE_CHECKING:
+    from quiesce.dataplane.interface import Row
 
 PARTS = (
     "sampler.json",
@@ -147,6 +158,136 @@ def resealed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     del body["sha256"]
     change(body)
     path.write_bytes(seal_manifest(body))
+
+
+def rows_changed(run: Path, change: Callable[[dict[RowKey, Row]], object], *, counted: bool = True) -> None:
+    """Change the rows of the newest checkpoint, and seal files and manifest anew.
+
+    Args:
+        run: The run folder.
+        change: Gets the rows, by key.
+        counted: Whether the manifest's count of rows is changed with them.
+    """
+    folder, name = newest(run), "rows-00000.safetensors"
+    rows = dict(read_rows(folder, [name], tensors="numpy"))
+    change(rows)
+    metadata = {
+        key: value for key, value in read_metadata(folder / name).items() if not key.startswith("rows.")
+    }
+    (folder / name).unlink()
+    encoded = [(key.encode(), encode_row(row, key.encode())) for key, row in rows.items()]
+    written = write_shards(folder, sorted(encoded), metadata)
+
+    def seal(body: dict[str, Any]) -> None:
+        (file,) = written.files
+        body["files"][name] = {"size": file.size, "sha256": file.sha256}
+        if counted:
+            body["rows"]["count"] = written.rows
+
+    resealed(folder / MANIFEST, seal)
+
+
+def flying(rows: Collection[RowKey]) -> RowKey:
+    """Return a key of the group in flight."""
+    return next(key for key in rows if key.sequence is not None)
+
+
+ROW = {"tokens": np.arange(3)}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        lambda key: replace(key, attempt=1, sequence=0),
+        lambda key: replace(key, attempt=1, sequence=None),
+        lambda key: replace(key, group_id="e000-p0000000", sequence=0),
+        lambda key: replace(key, group_id="e000-p0000001", sequence=0),
+        lambda key: replace(key, group_id="e009-p0000000", sequence=None),
+        lambda key: replace(key, incarnation=2, sequence=2),
+        lambda key: replace(key, sequence=3),
+        lambda key: replace(key, generation=7, sequence=1),
+        lambda key: replace(key, generation=1, sequence=0),
+    ],
+    ids=[
+        "another attempt", "another attempt's final row", "a trained group", "a ready group", "a group that never was",
+        "another incarnation", "after a gap", "without a first", "beside a final row",
+    ],
+)  # fmt: skip
+def test_a_row_that_no_save_can_have_written_is_refused(run: Path, extra: Callable[[RowKey], RowKey]) -> None:
+    """Every digest and every count fits, so nothing but the ledger tells; what is restored is all or nothing."""
+    rows_changed(run, lambda rows: rows.update({extra(flying(rows)): ROW}))
+    info = checkpoint_info(newest(run))
+    assert info is not None
+
+    with pytest.raises(RestoreRefusedError) as caught:
+        load_checkpoint(info)
+
+    assert caught.value.part == "rows_present"
+    report = audit(run)
+    assert [(one.invariant, len(one.evidence["extra"])) for one in report.violations] == [("rows_present", 1)]
+
+
+def test_staged_rows_are_in_the_checkpoint_that_is_tampered_with(run: Path) -> None:
+    """Else the tests beside this one would prove nothing."""
+    info = checkpoint_info(newest(run))
+    assert info is not None
+
+    staged = load_checkpoint(info).staged()
+
+    assert [(key.generation, key.sequence) for key in staged] == [(0, 0), (0, 1), (1, None)]
+    assert audit(run).violations == ()
+
+
+@pytest.mark.parametrize("sequence, part", [(0, "rows_present"), (1, "")])
+def test_a_staged_row_that_is_taken_out_leaves_no_gap_behind(run: Path, sequence: int, part: str) -> None:
+    """Without the first chunk the second is of no use; without the last one its tokens are generated again."""
+    rows_changed(run, lambda rows: rows.pop(replace(flying(rows), sequence=sequence)))
+    info = checkpoint_info(newest(run))
+    assert info is not None
+
+    if part:
+        with pytest.raises(RestoreRefusedError) as caught:
+            load_checkpoint(info)
+        assert caught.value.part == part
+    else:
+        assert [key.sequence for key in load_checkpoint(info).staged()] == [0, None]
+
+
+@pytest.mark.parametrize("change", ["added", "taken out"])
+def test_the_manifest_counts_staged_rows_too(run: Path, change: str) -> None:
+    """One more that would be usable, or one fewer: the number does not fit."""
+
+    def changed(rows: dict[RowKey, Row]) -> None:
+        if change == "added":
+            rows[replace(flying(rows), sequence=2)] = ROW
+        else:
+            del rows[replace(flying(rows), sequence=1)]
+
+    rows_changed(run, changed, counted=False)
+
+    with pytest.raises(RestoreRefusedError, match=r"rows in the files, .* in the manifest"):
+        load_checkpoint(checkpoint_info(newest(run)) or pytest.fail("no checkpoint"))
+
+
+def test_staged_rows_of_another_attempt_go_with_a_ledger_of_that_attempt_only(run: Path) -> None:
+    """The ledger's attempt is under the digest that every row file carries."""
+    path = newest(run) / "ledger.json"
+    body = json.loads(path.read_bytes())
+    body["groups"][0]["attempt"] = 1
+    path.write_bytes(json.dumps(body).encode())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    resealed(
+        newest(run) / MANIFEST,
+        lambda manifest: manifest["files"].update(
+            {"ledger.json": {"size": path.stat().st_size, "sha256": digest}}
+        ),
+    )
+    info = checkpoint_info(newest(run))
+    assert info is not None
+
+    found = {violation.invariant for violation in load_checkpoint(info, accept_violations=True).violations}
+
+    assert found == {"digest_matches", "rows_present"}
 
 
 @pytest.mark.parametrize(

@@ -465,7 +465,7 @@ async def test_a_map_that_a_snapshot_fills_up_takes_rows_again_after_its_release
     async def generate(request: GenerationRequest) -> GroupResult:
         good = result_of(request)
         filler = np.zeros(20_000, np.uint8)
-        return GroupResult([{**row, "filler": filler} for row in good.rows], 0, 0, {})
+        return GroupResult([{**row, "filler": filler} for row in good.rows or ()], 0, 0, {})
 
     async def pin_once(batch: TrainBatch) -> None:
         if batch.step == 0:

@@ -9,6 +9,7 @@ operation of a save on a path whose name starts so), ``call:MODULE:NAME`` (befor
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
 import sys
@@ -22,8 +23,11 @@ from quiesce.checkpoint import files
 from quiesce.invariants import Violation
 
 
-def pause(place: str, nth: int, reached: str, release: str) -> None:
-    """Hold the run at the nth time that it comes to a place; two named pipes say so and let it go."""
+def pause(place: str, nth: int, reached: str, release: str, after: str = "") -> None:
+    """Hold the run at the nth time that it comes to a place; two named pipes say so and let it go.
+
+    The times are counted once the run has come to the place ``after``, if there is one.
+    """
 
     def hold() -> None:
         with Path(reached).open("wb", buffering=0) as pipe:
@@ -31,7 +35,12 @@ def pause(place: str, nth: int, reached: str, release: str) -> None:
         with Path(release).open("rb", buffering=0) as pipe:
             pipe.read(1)
 
-    _at(place, nth, hold)
+    if after:
+        counts = threading.Event()
+        _at(after, 1, counts.set)
+        _at(place, nth, hold, counts.is_set)
+    else:
+        _at(place, nth, hold)
 
 
 def break_files(number: int, operations: list[str], when: str) -> None:
@@ -88,6 +97,27 @@ def fail_step(nth: int) -> None:
     _at("call:quiesce_grpo.trainer:GrpoTrainer._optimise", nth, fail)
 
 
+def note_completions(path: str) -> None:
+    """Write what every row of a trained batch holds, a line each, when its step begins."""
+    trainer: Any = importlib.import_module("quiesce_grpo.trainer").GrpoTrainer
+    inner = trainer.train_step
+
+    async def train_step(self: object, batch: Any) -> Any:  # noqa: ANN401 - passed on
+        with Path(path).open("a", encoding="utf-8") as out:
+            for entry, rows in zip(batch.entries, batch.rows, strict=True):
+                for generation, row in enumerate(rows):
+                    names = {
+                        "tokens": "completion_tokens",
+                        "logprobs": "behaviour_logprobs",
+                        "versions": "versions",
+                    }
+                    told = {name: row[field].tolist() for name, field in names.items()}
+                    out.write(json.dumps({"group": entry.group_id, "generation": generation, **told}) + "\n")
+        return await inner(self, batch)
+
+    trainer.train_step = train_step
+
+
 _KEPT: list[object] = []
 
 
@@ -96,14 +126,14 @@ def _keep(observer: object) -> None:
     default_hub().subscribe(observer)
 
 
-def _at(place: str, nth: int, action: Callable[[], None]) -> None:
+def _at(place: str, nth: int, action: Callable[[], None], counts: Callable[[], bool] = lambda: True) -> None:
     left = [nth]
     lock = threading.Lock()
 
     def come(*_: object, **__: object) -> None:
         with lock:
-            left[0] -= 1
-            now = left[0] == 0
+            left[0] -= counts()
+            now = left[0] == 0 and counts()
         if now:
             action()
 

@@ -46,14 +46,16 @@ class Gate:
         folder: Where the two pipes go.
         place: See :mod:`tests.integration.cli_hooks`.
         nth: At which time.
+        after: Counted from when the run comes to this place; "" counts from the start.
     """
 
     _made = 0
 
-    def __init__(self, folder: Path, place: str, nth: int = 1) -> None:
+    def __init__(self, folder: Path, place: str, nth: int = 1, after: str = "") -> None:
         Gate._made += 1
         self.place = place
         self.nth = nth
+        self.after = after
         self.pipes = [folder / f"gate-{Gate._made}-{name}" for name in ("reached", "release")]
         for pipe in self.pipes:
             os.mkfifo(pipe)
@@ -63,7 +65,14 @@ class Gate:
     def hook(self) -> dict[str, Any]:
         """What to give to the run."""
         reached, release = map(str, self.pipes)
-        return {"hook": "pause", "place": self.place, "nth": self.nth, "reached": reached, "release": release}
+        return {
+            "hook": "pause",
+            "place": self.place,
+            "nth": self.nth,
+            "after": self.after,
+            "reached": reached,
+            "release": release,
+        }
 
     def wait(self, run: Run) -> None:
         """Wait until the run is held there."""

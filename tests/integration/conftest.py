@@ -21,8 +21,8 @@ def gate(tmp_path: Path) -> Generator[Callable[..., Gate]]:
     """Makes gates, and closes them."""
     made = []
 
-    def make(place: str, nth: int = 1) -> Gate:
-        made.append(Gate(tmp_path, place, nth))
+    def make(place: str, nth: int = 1, after: str = "") -> Gate:
+        made.append(Gate(tmp_path, place, nth, after))
         return made[-1]
 
     yield make

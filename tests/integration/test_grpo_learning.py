@@ -128,6 +128,6 @@ async def generated(engine: RolloutEngine, task: Task, step: int, *, version: in
         step=step,
         version=step,
         entries=entries,
-        rows=tuple(tuple(result.rows) for result in results),
+        rows=tuple(tuple(result.rows or ()) for result in results),
         _write_back=discard,
     )

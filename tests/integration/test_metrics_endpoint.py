@@ -125,14 +125,14 @@ async def test_both_formats_say_the_same() -> None:
 
     assert modern.keys() == classic.keys()
     moving = {key for key in modern if modern[key] != classic[key] and not math.isnan(modern[key])}
-    assert moving == set()
+    assert moving <= {"quiesce_telemetry_cpu_seconds_total"}  # a scrape costs something
     assert kept
 
 
 def _fork_child(handle: MetricsHandle, hub: Hub, pipe: Connection, folder: Path) -> None:
     """What a forked DataLoader worker may do: fire hooks, be asked for a snapshot, close, and live on."""
     for _ in range(10):
-        hub.fire("slot_closed", "retry", 0, 1_000, "completed")
+        hub.fire("slot_closed", "retry", 0, 1_000, "completed", 0)
     handle.snapshot(folder / "child.prom")
     handle.close()
     pipe.send("ready")
@@ -149,7 +149,7 @@ def test_forked_children_neither_serve_nor_double_nor_keep_the_port(tmp_path: Pa
     handle = enable_metrics("forks", 0, hub=hub, run_dir=tmp_path, serve=serve)
     barrier = DataPlaneCheckpointBarrier(hub=hub)
     for _ in range(5):
-        hub.fire("slot_closed", "retry", 0, 1_000, "completed")
+        hub.fire("slot_closed", "retry", 0, 1_000, "completed", 0)
     pipes, children = [], []
     for _ in range(4):
         ours, theirs = context.Pipe()

@@ -151,7 +151,9 @@ async def test_a_plane_that_holds_no_instant_is_written_inside_the_window(
             return getattr(self._plane, name)
 
     rig = Rig(tmp_path / "run", plane=NoInstant)
-    group = await rig.finished()
+    group, flying = await rig.finished(), await rig.read()
+    staged = rig.stage(flying, "g0/c0 g0/c1 g1/final")
+    rig.stage(flying, "g0/c3 g1/c0")  # after a gap, and beside a final row
     phases: list[str] = []
     real = write.write_rows
 
@@ -163,7 +165,7 @@ async def test_a_plane_that_holds_no_instant_is_written_inside_the_window(
     result = await rig.save()
     assert phases == ["exclusive"]
     assert result.outcome == "completed"
-    assert result.rows == GENERATIONS
+    assert result.rows == GENERATIONS + len(staged)
     assert result.path is not None
-    assert owners_on_disk(result.path) == {group: ["buffer"]}
+    assert owners_on_disk(result.path) == {group: ["buffer"], flying: ["ledger"]}
     await rig.close()

@@ -316,13 +316,13 @@ class _ClearsAtTheClaim(Owners):
     def claim(self, cut: Cut) -> Claim | None:
         claim = super().claim(cut)
         if claim is not None:
-            self.clears.add(key for entry in claim.entries for key in entry.keys)
+            self.clears.hand_over(key for entry in claim.entries for key in entry.keys)
         return claim
 
 
 @breaks("rows_present", "step_beside_commit_and_save")
 class RowsClearedAtTheClaim(World):
-    """Rows are handed to clearing when a step claims them, not when it is over."""
+    """Rows are handed to cleanup when a step claims them, not when it is over."""
 
     owners_class = _ClearsAtTheClaim
 
@@ -364,14 +364,14 @@ class AbandonedRowsStay(World):
 
 class _ForgetsTrainedRows(Owners):
     def finish(self, cut: Cut, claim: Claim) -> None:
-        add, self.clears.add = self.clears.add, _nothing  # type: ignore[method-assign] # on purpose
+        hand_over, self.clears.hand_over = self.clears.hand_over, _nothing  # type: ignore[method-assign] # on purpose
         super().finish(cut, claim)
-        self.clears.add = add  # type: ignore[method-assign] # as above
+        self.clears.hand_over = hand_over  # type: ignore[method-assign] # as above
 
 
 @breaks("rows_not_orphaned", "step_beside_commit_and_save")
 class TrainedRowsStay(World):
-    """A step ends without handing its rows to clearing."""
+    """A step ends without handing its rows to cleanup."""
 
     owners_class = _ForgetsTrainedRows
 

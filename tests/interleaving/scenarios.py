@@ -312,7 +312,7 @@ async def late_commit_of_an_old_attempt(kind: type[World]) -> None:
                 )
             outcomes.append(f"a{attempt}")
         except StaleCommitError:
-            world.clears.add(keys)
+            world.clears.hand_over(keys)
 
     async def again() -> None:
         async with world.barrier.mutation("retry") as cut:

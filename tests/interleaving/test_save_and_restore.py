@@ -123,12 +123,7 @@ class SavingWorld(World):
                 ),
                 incarnation=self.plane.incarnation,
             )
-            folder.record_restored(
-                restored.cut_id,
-                step=restored.step,
-                source_incarnation=restored.incarnation,
-                parent_cut=restored.parent_cut,
-            )
+            folder.record_restored(restored)
         self.saver = Checkpointer(
             self.sources(), trainer, folder, restored=restored, gate_window=self.gate_window
         )

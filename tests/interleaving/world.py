@@ -7,8 +7,9 @@ a mutant derives from: it swaps one part for a broken one.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -17,12 +18,12 @@ import numpy as np
 from quiesce import ControllerConfig, GenerationRequest, GroupResult, SequenceSource
 from quiesce.accounting import Accounting
 from quiesce.admission import Admission
-from quiesce.barrier import CheckpointCut, DataPlaneCheckpointBarrier
+from quiesce.barrier import CheckpointCut, DataPlaneCheckpointBarrier, detached
 from quiesce.buffer import ReplayBuffer
 from quiesce.checkpoint import documents
 from quiesce.checkpoint.capture import CutSources, capture
 from quiesce.checkpoint.cut import CapturedCut, CutState
-from quiesce.clears import RowClears
+from quiesce.cleanup import BackgroundCleanup
 from quiesce.dataplane import MemoryDataPlane
 from quiesce.dispatch import RolloutPump
 from quiesce.explorer import pause, watch
@@ -33,8 +34,10 @@ from quiesce.prompts import Pull
 from quiesce.rollouts import Rollouts
 from quiesce.sampler_config import SamplerConfig, build_sampler
 from quiesce.signals import Changed, TrainerVersion
+from quiesce.snapshot_gate import SnapshotGate
 from quiesce.spares import SparePool
 from quiesce.testing import strict_hub
+from quiesce.threads import DaemonExecutor
 from quiesce.training import TrainBatch, TrainPump
 from quiesce.types import BufferEntry, GroupRecord, PromptRef, RowKey
 
@@ -65,17 +68,17 @@ class Monitor:
         self.broken = self.broken or BrokenError(invariant, message)
         raise self.broken
 
-    def slot_opened(self, kind: str, wait_ns: int) -> None:
+    def slot_opened(self, kind: str, wait_ns: int, opened_ns: int) -> None:
         """No slot opens inside a window."""
         self.slots += 1
         if self.window:
             self._breaks("window_is_exclusive", f"a {kind} slot opened inside the window")
 
-    def slot_closed(self, kind: str, wait_ns: int, hold_ns: int, outcome: str) -> None:
+    def slot_closed(self, kind: str, wait_ns: int, hold_ns: int, outcome: str, ended_ns: int) -> None:
         """Count it."""
         self.slots -= 1
 
-    def window_opened(self, window_id: str, drain_ns: int, delayed_by: object) -> None:
+    def window_opened(self, window_id: str, drain_ns: int, delayed_by: object, opened_ns: int) -> None:
         """No window opens while a slot is open, or inside another."""
         if self.slots or self.window:
             self._breaks("window_is_exclusive", f"a window opened beside {self.slots} slots")
@@ -83,7 +86,9 @@ class Monitor:
         if drain_ns > DRAIN_BUDGET_SECONDS * 1e9:
             self._breaks("checkpoint_progress", f"drained for {drain_ns / 1e9} s")
 
-    def window_closed(self, window_id: str, drain_ns: int, exclusive_ns: int, outcome: str) -> None:
+    def window_closed(
+        self, window_id: str, drain_ns: int, exclusive_ns: int, outcome: str, closed_ns: int
+    ) -> None:
         """A window is short."""
         self.window = False
         if exclusive_ns > EXCLUSIVE_BUDGET_SECONDS * 1e9:
@@ -103,6 +108,42 @@ class Monitor:
         gate, version = self._world.gate_window, self._world.versions.value
         if gate is not None and cursor > version + gate:
             self._breaks("cursor_within_lookahead", f"batch {cursor} was admitted at version {version}")
+
+
+class SteppedCleanup(BackgroundCleanup):
+    """The real cleanup, whose thread's turns are jobs of the loop: one batch each, whenever the loop chooses to."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - passed on
+        super().__init__(*args, **options)
+        self._moved = Changed()
+        self._turns = DaemonExecutor("cleanup", 1)
+        self._driver: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start taking turns on the running loop."""
+        if self._driver is None:
+            self._driver = detached(self._drive(), name="cleanup")
+
+    def hand_over(self, keys: Iterable[RowKey]) -> None:
+        """Hand rows over, and see to it that they have their turn."""
+        super().hand_over(keys)
+        self._moved.notify()
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Wait as the real one does, on the loop."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._moved.wait_until(lambda: not self.statistics().pending_calls)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _drive(self) -> None:
+        turn = functools.partial(self.step, block=False)
+        while True:
+            await self._moved.wait_until(lambda: bool(self.statistics().pending_calls))
+            await asyncio.get_running_loop().run_in_executor(self._turns, turn)
+            self._moved.notify()
 
 
 class World:
@@ -125,7 +166,7 @@ class World:
     plane_class: ClassVar[type[MemoryDataPlane]] = MemoryDataPlane
     owners_class: ClassVar[type[Owners]] = Owners
     admission_class: ClassVar[type[Admission]] = Admission
-    clears_class: ClassVar[type[RowClears]] = RowClears
+    clears_class: ClassVar[type[SteppedCleanup]] = SteppedCleanup
     rollouts_class: ClassVar[type[Rollouts]] = Rollouts
     train_class: ClassVar[type[TrainPump]] = TrainPump
 
@@ -168,7 +209,9 @@ class World:
         self.spares = self.spares_class(self.barrier)
         self.buffer = self.buffer_class(self.barrier, self.ledger, self.plane)
         self.accounting = self.accounting_class(self.barrier)
-        self.clears = self.clears_class(self.plane)
+        self.clears = self.clears_class(
+            SnapshotGate("controller", hub=self.hub, clock=clock), self.plane.clear, hub=self.hub, clock=clock
+        )
         self.source = SequenceSource(
             [f"prompt {index}" for index in range(prompts)], batch_size=batch, seed=None
         )

@@ -10,7 +10,7 @@ import asyncio
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from quiesce import staged_rows
 from quiesce.accounting import Accounting
 from quiesce.admission import Admission
 from quiesce.barrier import Cut, DataPlaneCheckpointBarrier
@@ -49,7 +50,7 @@ from quiesce.checkpoint.restore import (
 from quiesce.checkpoint.runfolder import RunFolder
 from quiesce.checkpoint.saver import Checkpointer
 from quiesce.checkpoint.trainer_state import NoTrainerState
-from quiesce.clears import RowClears
+from quiesce.cleanup import BackgroundCleanup
 from quiesce.dataplane import MemoryDataPlane
 from quiesce.errors import ClaimError, QuiesceError
 from quiesce.invariants import CutFacts, Violation, check_cut
@@ -59,6 +60,7 @@ from quiesce.prompts import Pull
 from quiesce.sampler_config import SamplerConfig, build_sampler
 from quiesce.samplers import BuiltInSampler, InOrderSampler
 from quiesce.signals import Changed, TrainerVersion
+from quiesce.snapshot_gate import SnapshotGate
 from quiesce.spares import SparePool
 from quiesce.testing import VirtualTimeLoop, strict_hub
 from quiesce.types import DROP_REASONS, BufferEntry, GroupRecord, PromptRef, RowKey
@@ -91,6 +93,20 @@ class Group:
     attempt: int = 0
     stamp: int | None = None
     start: int = 0
+    rows: set[tuple[int, int | None]] = field(default_factory=set)
+    """Of its attempt: generation, and number of the chunk or None for the final row."""
+
+    def staged(self) -> set[tuple[int, int | None]]:
+        """Return those that a call can go on from, by the definition: a final row, else chunks without a gap."""
+        return {
+            (generation, number)
+            for generation, number in self.rows
+            if number is None
+            or (
+                (generation, None) not in self.rows
+                and all((generation, one) in self.rows for one in range(number))
+            )
+        }
 
 
 @dataclass
@@ -201,31 +217,18 @@ class Model:
         return tuple(ready[:size]) if len(ready) >= size else None
 
     def saved(self) -> Model:
-        """Return what a restore of this moment is to find: claims are ready again, behind what was ready."""
+        """Return what a restore of this moment is to find: claims are ready again, behind what was ready.
+
+        Of what a group in flight has staged, what it can go on from.
+        """
         copy = deepcopy(self)
         copy.move(copy.of("training"), "buffer")
+        for group in copy.groups.values():
+            group.rows = group.staged()
         return copy
 
 
 # ------------------------------------------------------------------------------------------------- the incarnation
-
-
-class Clears(RowClears):
-    """Clears rows when told to, so that a save can come before or after."""
-
-    def __init__(self, rows: MemoryDataPlane) -> None:
-        super().__init__(rows)
-        self.plane = rows
-        self.due: list[RowKey] = []
-
-    def add(self, keys: Iterable[RowKey]) -> None:
-        """Note them."""
-        self.due += keys
-
-    def clear(self) -> None:
-        """Clear them."""
-        self.plane.clear(self.due)
-        self.due = []
 
 
 class Incarnation:
@@ -237,7 +240,10 @@ class Incarnation:
         self.number = self.folder.next_incarnation()
         self.barrier = DataPlaneCheckpointBarrier(hub=self.hub)
         self.plane = MemoryDataPlane(self.number, tensors="numpy", barrier=self.barrier, hub=self.hub)
-        self.clears = Clears(self.plane)
+        # Never started: it clears rows when told to, so that a save can come before or after.
+        self.cleanup = BackgroundCleanup(
+            SnapshotGate("controller", hub=self.hub), self.plane.clear, hub=self.hub
+        )
         ledger = RolloutLedger(self.barrier)
         self.owners = Owners(
             barrier=self.barrier,
@@ -247,7 +253,7 @@ class Incarnation:
             spares=SparePool(self.barrier),
             buffer=ReplayBuffer(self.barrier, ledger, self.plane),
             accounting=Accounting(self.barrier),
-            clears=self.clears,
+            clears=self.cleanup,
             capacity=CAPACITY,
             groups_per_step=GROUPS,
             min_step_batch_fraction=0.5,
@@ -305,6 +311,7 @@ class Incarnation:
         restored = await restore_into(
             loaded,
             RestoreTargets(
+                staging=True,
                 barrier=self.barrier,
                 sampler=owners.sampler,
                 accounting=owners.accounting,
@@ -319,10 +326,7 @@ class Incarnation:
             ),
             incarnation=self.number,
         )
-        state = loaded.state
-        self.folder.record_restored(
-            state.cut_id, step=state.step, source_incarnation=state.incarnation, parent_cut=state.parent_cut
-        )
+        self.folder.record_restored(loaded.state)
         self.open_saver(loaded)
         return restored
 
@@ -346,7 +350,19 @@ class Incarnation:
         missing = self.plane.missing(keys[:generations])
         rows = dict(zip(keys, rows_of(group.ref.index, group.attempt), strict=True))
         self.plane.put({key: rows[key] for key in missing})
+        group.rows |= {(key.generation, None) for key in missing}
         return keys
+
+    def staged_key(self, group: Group, row: tuple[int, int | None]) -> RowKey:
+        """Return the key of one of a group's staged rows."""
+        return RowKey(self.number, group.ref.group_id, row[0], group.attempt, row[1])
+
+    def stage(self, group: Group, row: tuple[int, int | None]) -> None:
+        """Put a chunk, unless it is there."""
+        key = self.staged_key(group, row)
+        if self.plane.missing([key]):
+            self.plane.put({key: {"chunk": np.array([group.ref.index, group.attempt, *row])}})
+            group.rows.add(row)
 
 
 # ----------------------------------------------------------------------------------------------------- the machine
@@ -442,7 +458,12 @@ class SavedOwnership(RuleBasedStateMachine):
             self.admit()
         for at in range(ready):
             self.commit(at)
+        self.put_a_chunk(0, 0, 0)
         self.retry(0)
+        for number in (0, 2):
+            self.put_a_chunk(0, 0, number)
+            self.put_a_chunk(0, 1, number)
+        self.put_a_part(0)
         self.read(GROUPS, to_spares=True, ends=False)
         self.read(1, to_spares=False, ends=False)
         self.save(writes=True)
@@ -534,8 +555,27 @@ class SavedOwnership(RuleBasedStateMachine):
     @precondition(lambda self: self.model.flying())
     @rule(at=AT)
     def put_a_part(self, at: int) -> None:
-        """One generation of a group is there and the other is not: no cut counts it."""
+        """One generation of a group is there and the other is not: a cut has it as staged."""
         self.now.put(self.model.groups[self.flying(at)], generations=1)
+
+    @precondition(lambda self: self.model.flying())
+    @rule(at=AT, generation=st.integers(0, GENERATIONS - 1), number=st.sampled_from([0, 0, 1, 1, 2, 3]))
+    def put_a_chunk(self, at: int, generation: int, number: int) -> None:
+        """A generation has come so far; chunks come in any order, also too late, and some never come."""
+        self.now.stage(self.model.groups[self.flying(at)], (generation, number))
+
+    @precondition(lambda self: self.model.flying())
+    @rule(at=AT)
+    def lose_a_chunk(self, at: int) -> None:
+        """The rows of a generation that is finished go one by one; those of one that is not may be gone as well."""
+        group = self.model.groups[self.flying(at)]
+        chunks = sorted(
+            (row for row in group.rows if row[1] is not None), key=lambda row: (row[0], row[1] or 0)
+        )
+        if chunks:
+            row = chunks[at % len(chunks)]
+            self.now.plane.clear([self.now.staged_key(group, row)])
+            group.rows.remove(row)
 
     @precondition(lambda self: self.model.flying())
     @rule(at=AT)
@@ -571,6 +611,7 @@ class SavedOwnership(RuleBasedStateMachine):
         record = self.record(self.flying(at))
         assert self.slot(lambda cut: self.owners.retry(cut, record), "retry") is not None
         self.model.groups[record.group_id].attempt += 1
+        self.model.groups[record.group_id].rows = set()
 
     @precondition(lambda self: self.model.flying())
     @rule(at=AT)
@@ -588,7 +629,7 @@ class SavedOwnership(RuleBasedStateMachine):
         record, old, spare = self.record(name), model.groups[name], model.of("spares")[0]
         self.slot(lambda cut: self.owners.substitute(cut, record), "substitution")
         start = model.version if self.sampler.name == "windowed" else old.start
-        model.groups[spare] = replace(old, ref=model.groups[spare].ref, attempt=0, start=start)
+        model.groups[spare] = replace(old, ref=model.groups[spare].ref, attempt=0, start=start, rows=set())
         model.drop(name, "failed")
         model.move([spare], "ledger")
 
@@ -646,7 +687,9 @@ class SavedOwnership(RuleBasedStateMachine):
     @rule()
     def clear_rows(self) -> None:
         """The rows of groups that ended go, also while a cut is written."""
-        self.now.clears.clear()
+        while self.now.cleanup.step(block=False):
+            pass
+        assert self.now.cleanup.outstanding() == ()
 
     # --------------------------------------------------------------------------------------------------- training
 
@@ -762,11 +805,29 @@ class SavedOwnership(RuleBasedStateMachine):
         restored = self.runner.run(self.now.restore(load_newest(self.path, hub=self.now.hub)))
 
         ready = self.model.of("buffer")
-        assert restored.rows == GENERATIONS * len(ready)
         counted = {key for name in ready for key in self.now.keys(name, self.model.groups[name].attempt)}
-        assert set(self.now.plane.keys()) == counted
+        staged = {
+            self.now.staged_key(group, row): [group.ref.index, group.attempt, row]
+            for group in (self.model.groups[name] for name in self.model.of("ledger"))
+            for row in group.rows
+        }
+        assert {key for keys in restored.staged.values() for key in keys} == staged.keys()
+        assert all(key.group_id == name for name, keys in restored.staged.items() for key in keys)
+        assert restored.rows == len(counted) + len(staged)
+        assert set(self.now.plane.keys()) == counted | staged.keys()
         self.check_rows(ready)
+        self.check_staged(staged)
         self.audit()
+
+    def check_staged(self, staged: dict[RowKey, list[Any]]) -> None:
+        """Staged rows are those of the group, the attempt and the place in its generation."""
+        for key, (index, attempt, (generation, number)) in staged.items():
+            (row,) = self.now.plane.get([key])
+            if number is None:
+                told = [*np.asarray(row["index"]), *np.asarray(row["generation"])]
+                assert told == [index, attempt, generation]
+            else:
+                assert list(np.asarray(row["chunk"])) == [index, attempt, generation, number]
 
     def check_rows(self, names: Iterable[str]) -> None:
         """Rows are those of the group and the attempt that was buffered."""
@@ -952,6 +1013,24 @@ def _nothing_ever_changed(self: Checkpointer, attempt: object) -> bool:
     return self._published is not None
 
 
+def _staged_rows_stay_behind(captured: CapturedCut, present: object = None) -> tuple[RowKey, ...]:
+    return ()
+
+
+def _any_attempt_counts(keys: Iterable[RowKey], ledger: Iterable[GroupRecord]) -> tuple[RowKey, ...]:
+    waiting = {record.group_id for record in ledger}
+    return tuple(key for key in keys if key.group_id in waiting)
+
+
+def _gaps_are_passed_over(rows: Mapping[int | None, RowKey]) -> tuple[RowKey, ...]:
+    return (rows[None],) if None in rows else tuple(rows.values())
+
+
+def _finished_generations_keep_their_chunks(rows: Mapping[int | None, RowKey]) -> tuple[RowKey, ...]:
+    return tuple(rows.values()) if None in rows else USABLE(rows)
+
+
+USABLE = staged_rows._usable  # noqa: SLF001 - to break it
 REWRITTEN, WRITE_CUT, CAPTURE = restore._rewritten, write.write_cut, ReplayBuffer.capture  # noqa: SLF001 - to break it
 
 
@@ -966,6 +1045,10 @@ REWRITTEN, WRITE_CUT, CAPTURE = restore._rewritten, write.write_cut, ReplayBuffe
         (MemoryDataPlane, "_note", _snapshot_follows_the_store),
         (InOrderSampler, "is_admissible", _gate_is_open),
         (Checkpointer, "_nothing_changed", _nothing_ever_changed),
+        (write, "staged_rows", _staged_rows_stay_behind),
+        (write, "staged_keys", _any_attempt_counts),
+        (staged_rows, "_usable", _gaps_are_passed_over),
+        (staged_rows, "_usable", _finished_generations_keep_their_chunks),
     ],
     ids=lambda given: getattr(given, "__name__", given).strip("_"),
 )

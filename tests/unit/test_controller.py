@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import threading
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quiesce import Controller, GenerationRequest, GroupResult
@@ -14,6 +18,8 @@ from quiesce.admission import Admission
 from quiesce.checkpoint.audit import audit
 from quiesce.checkpoint.loading import find_checkpoints
 from quiesce.checkpoint.saver import Checkpointer
+from quiesce.cleanup import BackgroundCleanup
+from quiesce.dataplane import DataPlane
 from quiesce.errors import (
     CapacityError,
     ConfigError,
@@ -22,12 +28,17 @@ from quiesce.errors import (
     RunError,
     SaveRequiredError,
 )
+from quiesce.gate_fence import GateFence, LocalGate
 from quiesce.invariants import Violation
+from quiesce.invariants.gate_events import GateEventLog, gate_is_respected
 from quiesce.owners import Owners
 from quiesce.rollouts import Rollouts
+from quiesce.snapshot_gate import SnapshotGate
 from quiesce.testing import EventRecorder, in_virtual_time
+from quiesce.threads import DaemonExecutor
 from quiesce.training import TrainBatch
-from tests.run_rig import CrashError, Run, result_of, sampler, until
+from quiesce.types import RowKey
+from tests.run_rig import GENERATIONS, CrashError, Run, memory, result_of, rows_of, sampler, until
 
 
 def order_of(recorder: EventRecorder, *hooks: str) -> list[str]:
@@ -366,3 +377,174 @@ async def test_the_stores_of_older_incarnations_hold_no_row_of_the_new_one(tmp_p
 
     run.check_all_accounted(summary)
     assert run.folder.path.joinpath("incarnation").read_text().strip() == "3"
+
+
+# ----------------------------------------------------------------------------------------- gates, cleanup, workers
+
+
+class Workers:
+    """One generation worker behind ``generate``: it stages a chunk, makes the final rows itself, and cleans up."""
+
+    def __init__(self, run: Run, *, fails: bool = False) -> None:
+        self.run = run
+        self.fails = fails
+        self.noted: list[str] = []
+        self.found: dict[str, tuple[int, int]] = {}
+        self.hangs: Callable[[GenerationRequest], bool] = lambda _request: False
+        self.executor = DaemonExecutor("worker", 8)
+        self.dataplane: DataPlane
+        self.gate: SnapshotGate
+        self.cleanup: BackgroundCleanup
+
+    async def attach(self, dataplane: DataPlane, fence: GateFence) -> None:
+        """Register the gate, start the cleanup."""
+        self.noted.append("attach")
+        hub = self.run.controller._hub  # noqa: SLF001 - the one of the run
+        self.dataplane = dataplane
+        self.gate = SnapshotGate("0", hub=hub)
+        self.cleanup = BackgroundCleanup(self.gate, dataplane.clear, hub=hub)
+        if self.fails:
+            raise ConnectionRefusedError("no such worker")
+        fence.register(LocalGate(self.gate))
+        self.cleanup.start()
+
+    async def detach(self) -> None:
+        """Drain."""
+        self.noted.append("detach")
+        self.cleanup.close()
+        keys = self.dataplane.keys()
+        self.left = [key for key in keys if key.sequence is not None]
+
+    def outstanding(self) -> Collection[RowKey]:
+        """Tell what is not cleared."""
+        return self.cleanup.outstanding()
+
+    async def generate(self, request: GenerationRequest) -> GroupResult:
+        """Stage, finish, clean up; or stop half-way."""
+        staging = request.staging
+        assert staging is not None
+        finals = sum(row is not None for row in staging.finals)
+        if finals or any(staging.found):
+            self.found[request.group_id] = (sum(map(len, staging.found)), finals)
+        blocking = functools.partial(asyncio.get_running_loop().run_in_executor, self.executor)
+        if not finals:
+            chunk = {"chunk": np.array([request.index])}
+            await blocking(staging.put_chunks, dict.fromkeys(range(GENERATIONS), chunk))
+        hangs = self.hangs(request)
+        if hangs and request.index % 2:
+            await asyncio.Event().wait()
+        rows = {
+            generation: row
+            for generation, row in enumerate(rows_of(request.index, request.attempt))
+            if staging.finals[generation] is None
+        }
+        obsolete = await blocking(staging.finish, self.gate, rows)
+        if hangs:
+            await asyncio.Event().wait()
+        await blocking(self.cleanup.submit, obsolete)
+        return GroupResult(
+            rows=None, version_from=request.start_version, version_to=request.start_version, stats={}
+        )
+
+
+def worked(path: Path, **options: Any) -> tuple[Run, Workers]:  # noqa: ANN401 - passed on
+    """Return a run with a generation worker."""
+    run = Run(path, in_memory=True, options={"save_every_steps": 1, **options})
+    workers = Workers(run)
+    run.generate = workers.generate
+    return run, workers
+
+
+@in_virtual_time
+async def test_every_window_is_taken_with_every_gate_closed(tmp_path: Path) -> None:
+    """The worker's gate and the controller's own, whose cleanup clears what was trained, keep still for each cut."""
+    run, workers = worked(tmp_path)
+    log = GateEventLog()
+
+    summary = await run.go(workers=workers, observers=(log,))
+
+    run.check_all_accounted(summary)
+    assert gate_is_respected(log.events) == []
+    saves = [outcome for _, _, outcome, *_ in run.recorder.of("checkpoint_ended") if outcome != "skipped"]
+    for label in ("0", "controller"):
+        closed = [
+            event.outcome for event in log.events if (event.hook, event.worker) == ("gate_closed", label)
+        ]
+        assert closed == ["closed"] * len(saves)
+        assert any((event.hook, event.worker) == ("clear_started", label) for event in log.events)
+    assert run.recorder.of("invariant_violated") == []
+    assert workers.left == []
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("quiesce-cleanup")]
+
+
+@in_virtual_time
+async def test_workers_are_attached_before_the_first_cut_and_detached_before_the_data_plane_is_closed(
+    tmp_path: Path,
+) -> None:
+    """In between, and only then, they may put and clear rows."""
+    run, workers = worked(tmp_path)
+
+    class Watch:
+        def checkpoint_ended(self, *_: object) -> None:
+            workers.noted.append("cut")
+
+        def rollout_ended(self, *_: object) -> None:
+            workers.noted.append("rollout")
+
+    def opened(*args: Any) -> DataPlane:  # noqa: ANN401 - passed on
+        plane = memory(*args)
+        close = plane.close
+
+        def closing() -> None:
+            workers.noted.append("closed")
+            close()
+
+        plane.close = closing  # type: ignore[method-assign] # noted
+        return plane
+
+    await run.go(workers=workers, observers=(Watch(),), dataplane=opened, max_steps=2)
+
+    noted = workers.noted
+    assert noted[:2] == ["attach", "cut"]
+    assert noted[-2:] == ["detach", "closed"]
+    assert noted.count("attach") == noted.count("detach") == 1
+    assert "rollout" in noted
+
+
+@in_virtual_time
+async def test_workers_that_cannot_be_attached_end_the_run_and_are_detached(tmp_path: Path) -> None:
+    """Whatever was attached half-way is let go of."""
+    run, workers = worked(tmp_path)
+    workers.fails = True
+
+    with pytest.raises(ConnectionRefusedError):
+        await run.go(workers=workers)
+
+    assert workers.noted == ["attach", "detach"]
+    assert not run.recorder.of("prompts_read")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("quiesce-cleanup")]
+
+
+@in_virtual_time
+@pytest.mark.parametrize("with_workers", [True, False], ids=["workers", "no workers"])
+async def test_a_resumed_run_goes_on_from_staged_rows_if_it_has_workers(
+    tmp_path: Path, *, with_workers: bool
+) -> None:
+    """What calls had put when the run stopped comes back to their next calls; a run without workers begins them anew."""
+    run, workers = worked(tmp_path)
+    workers.hangs = lambda _request: True
+    stopped = await run.go(workers=workers, stop_after=5.0)
+    assert (stopped.outcome, stopped.trained) == ("stopped", 0)
+
+    again = Run(tmp_path, in_memory=True)
+    resumed = Workers(again)
+    if with_workers:
+        again.generate = resumed.generate
+    summary = await again.go(resume=True, workers=resumed if with_workers else None)
+
+    again.check_all_accounted(summary)
+    if with_workers:
+        # Each group had a chunk of each generation, or its final rows, and of those the chunks are obsolete.
+        assert set(resumed.found.values()) == {(GENERATIONS, 0), (0, GENERATIONS)}
+        assert resumed.left == []
+    assert again.recorder.of("invariant_violated") == []

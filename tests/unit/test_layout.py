@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SUBSCRIBERS = {"quiesce.cli", "quiesce.telemetry"}
-"""The parts of the toolkit that may know telemetry libraries: they subscribe to hooks, or start what does."""
+SUBSCRIBERS = {"quiesce.bench", "quiesce.cli", "quiesce.report", "quiesce.telemetry"}
+"""The parts of the toolkit that may know telemetry: they subscribe to hooks, start or measure what does, read its files."""
 
 
 def _contract(name: str) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from quiesce.admission import Admission
 from quiesce.barrier import Cut, DataPlaneCheckpointBarrier
 from quiesce.buffer import ReplayBuffer
 from quiesce.checkpoint.cut import CommittedPosition
-from quiesce.clears import RowClears
+from quiesce.cleanup import BackgroundCleanup
 from quiesce.errors import AccountingError, ClaimError, CutExpiredError, StaleCommitError, UnknownGroupError
 from quiesce.ledger import RolloutLedger
 from quiesce.owners import Owners, reserved_batches
 from quiesce.prompts import Pull
 from quiesce.sampler_config import SamplerConfig, build_sampler
 from quiesce.signals import Changed, TrainerVersion
+from quiesce.snapshot_gate import SnapshotGate
 from quiesce.spares import SparePool
 from quiesce.testing import EventRecorder, strict_hub
 from quiesce.types import BufferEntry, GroupRecord, PromptRef, RowKey
@@ -57,7 +58,7 @@ class Scene:
             spares=SparePool(barrier),
             buffer=ReplayBuffer(barrier, ledger, self.rows),
             accounting=Accounting(barrier),
-            clears=RowClears(self.rows),
+            clears=BackgroundCleanup(SnapshotGate("controller", hub=hub), self.rows.clear, hub=hub),
             capacity=100,
             groups_per_step=self.groups_per_step,
             min_step_batch_fraction=self.fraction,

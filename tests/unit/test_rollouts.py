@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quiesce import ControllerConfig, GenerationRequest, GroupResult, SequenceSource
 from quiesce.barrier import detached
 from quiesce.dataplane import MemoryDataPlane
-from quiesce.errors import MissingRowError, NestedCutError, QuiesceError
+from quiesce.errors import (
+    MissingRowError,
+    NestedCutError,
+    QuiesceError,
+    StagingRetiredError,
+    StoreFailedError,
+)
 from quiesce.owners import Owners
 from quiesce.rollouts import MAX_BACKOFF_SECONDS, Rollouts
+from quiesce.snapshot_gate import SnapshotGate
+from quiesce.staging import Staging
 from quiesce.testing import in_virtual_time, settle
-from quiesce.types import GroupRecord
-from tests.run_rig import at_once, result_of, sampler, until
+from quiesce.types import GroupRecord, RowKey
+from tests.run_rig import at_once, result_of, rows_of, sampler, until
 from tests.unit.test_owners import Scene
 
 
@@ -31,6 +41,7 @@ class Workers(Scene):
         name: str = "in_order",
         rollouts_class: type[Rollouts] = Rollouts,
         owners_class: type[Owners] = Owners,
+        staged: Mapping[str, tuple[RowKey, ...]] | None = None,
         **config: Any,  # noqa: ANN401 - passed on
     ) -> None:
         super().__init__(sampler(name), owners_class=owners_class)
@@ -46,6 +57,7 @@ class Workers(Scene):
                 **{"groups_per_step": 4, "generations_per_group": 2, "min_step_batch_fraction": 0.0, **config}
             ),
             fail=self.failures.append,
+            staged=staged,
             hub=self.barrier.hub,
         )
 
@@ -453,3 +465,274 @@ async def test_numbers_that_are_not_finite_do_no_harm() -> None:
     assert scene.outcomes == [(0, "completed")]
     assert [entry.stats["tokens"] for entry in scene.owners.buffer.ready()] == [float("inf")]
     assert not scene.failures
+
+
+# --------------------------------------------------------------------------------------------- workers that stage
+
+
+FIRST = "e000-p0000000"
+"""The group that a scene admits first."""
+
+
+def staging_of(request: GenerationRequest) -> Staging:
+    """Return what a call may stage."""
+    assert request.staging is not None
+    return request.staging
+
+
+def answered(request: GenerationRequest, tokens: int = 8) -> GroupResult:
+    """Return the answer of a worker that put the final rows itself."""
+    return GroupResult(None, request.start_version, request.start_version, {"tokens": tokens})
+
+
+def finals(request: GenerationRequest) -> dict[int, Any]:
+    """Return the final rows of a group."""
+    return dict(enumerate(rows_of(request.index, request.attempt)))
+
+
+def staged_row(value: int) -> dict[str, Any]:
+    """Return a chunk row that tells itself from others."""
+    return {"index": np.array([value])}
+
+
+@in_virtual_time
+async def test_a_run_without_workers_stages_nothing() -> None:
+    """The generate function returns its rows, as ever."""
+    asked: list[GenerationRequest] = []
+
+    async def generate(request: GenerationRequest) -> GroupResult:
+        asked.append(request)
+        return result_of(request)
+
+    scene = Workers(generate)
+    await scene.launched()
+    await scene.ended()
+
+    assert [request.staging for request in asked] == [None]
+
+
+@in_virtual_time
+async def test_rows_that_a_worker_put_itself_are_committed_as_they_are() -> None:
+    """They are not put again, its chunks are its own cleanup's, and nothing is put for the group any more."""
+    gate = SnapshotGate("0")
+    obsolete: list[RowKey] = []
+    stagings: list[Staging] = []
+
+    async def generate(request: GenerationRequest) -> GroupResult:
+        staging = staging_of(request)
+        stagings.append(staging)
+        staging.put_chunks({0: staged_row(1), 1: staged_row(2)})
+        obsolete.extend(staging.finish(gate, finals(request)))
+        return answered(request)
+
+    scene = Workers(generate, staged={})
+    (record,) = await scene.launched()
+    await scene.ended()
+
+    (entry,) = scene.owners.buffer.ready()
+    assert entry.keys == scene.keys(record)
+    assert scene.plane.missing(entry.keys) == ()
+    assert len(obsolete) == 2
+    assert scene.owners.clears.outstanding() == ()
+    assert [tokens for *_, tokens in scene.recorder.of("rollout_ended")] == [8]
+    with pytest.raises(StagingRetiredError):
+        stagings[0].put_chunks({0: staged_row(3)})
+    assert not scene.failures
+
+
+@in_virtual_time
+async def test_a_worker_may_stage_and_return_its_rows() -> None:
+    """Its chunks are handed over in the step that gives the group its next owner."""
+
+    async def generate(request: GenerationRequest) -> GroupResult:
+        staging_of(request).put_chunks({0: staged_row(1)})
+        return result_of(request)
+
+    scene = Workers(generate, staged={})
+    (record,) = await scene.launched()
+    await scene.ended()
+
+    assert scene.owners.clears.outstanding() == (RowKey(1, record.group_id, 0, 0, 0),)
+    assert scene.owners.buffer.ready()
+
+
+@in_virtual_time
+async def test_an_answer_without_rows_that_nobody_put_fails_its_attempt() -> None:
+    """Also where only some of the final rows are there."""
+
+    async def generate(request: GenerationRequest) -> GroupResult:
+        return answered(request)
+
+    without: tuple[dict[str, tuple[RowKey, ...]] | None, ...] = (None, {})
+    for staged in without:
+        scene = Workers(generate, staged=staged, max_attempts=1)
+        await scene.launched()
+        await scene.ended()
+
+        assert scene.outcomes == [(0, "failed")]
+        assert not scene.failures
+
+
+@in_virtual_time
+async def test_a_failed_attempt_s_rows_are_handed_over_and_the_next_begins_anew() -> None:
+    """Chunks and final rows of the attempt are cleared, each once, and nothing of it is shown to its successor."""
+    gate = SnapshotGate("0")
+    seen: list[tuple[int, bool]] = []
+
+    async def generate(request: GenerationRequest) -> GroupResult:
+        staging = staging_of(request)
+        seen.append((request.attempt, any(staging.found)))
+        staging.put_chunks({0: staged_row(1), 1: staged_row(2)})
+        if request.attempt == 0:
+            raise ValueError("not yet")
+        staging.finish(gate, finals(request))
+        return answered(request)
+
+    scene = Workers(generate, staged={})
+    (record,) = await scene.launched()
+    await scene.ended()
+
+    assert seen == [(0, False), (1, False)]
+    assert Counter(scene.owners.clears.outstanding()) == Counter(
+        RowKey(1, record.group_id, generation, 0, 0) for generation in range(2)
+    )
+    assert scene.outcomes == [(0, "failed"), (1, "completed")]
+
+
+@in_virtual_time
+async def test_a_cancelled_worker_s_rows_are_handed_over_and_late_ones_refused() -> None:
+    """Its thread may still run: what it puts from then on is refused."""
+    stagings: list[Staging] = []
+
+    async def generate(request: GenerationRequest) -> GroupResult:
+        stagings.append(staging_of(request))
+        stagings[0].put_chunks({0: staged_row(1)})
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    scene = Workers(generate, staged={})
+    (record,) = await scene.launched()
+    await until(scene.plane.keys)
+    scene.rollouts.cancel([record.group_id])
+    await scene.ended()
+
+    assert scene.owners.clears.outstanding() == (RowKey(1, record.group_id, 0, 0, 0),)
+    with pytest.raises(StagingRetiredError):
+        stagings[0].put_chunks({0: staged_row(2)})
+
+
+@in_virtual_time
+async def test_final_rows_whose_commit_is_refused_are_handed_over() -> None:
+    """The group was dropped while its commit waited: its rows are nobody's."""
+    gate = SnapshotGate("0")
+
+    async def generate(request: GenerationRequest) -> GroupResult:
+        staging_of(request).finish(gate, finals(request))
+        await _drop(scene, record)
+        return answered(request)
+
+    scene = Workers(generate, staged={})
+    (record,) = await scene.launched()
+    await scene.ended()
+
+    assert scene.outcomes == [(0, "skipped")]
+    assert Counter(scene.owners.clears.outstanding()) == Counter(scene.keys(record))
+
+
+async def restored(generate: Callable[[GenerationRequest], Awaitable[GroupResult]], **config: Any) -> Workers:  # noqa: ANN401 - passed on
+    """Return a scene whose first group has two chunks of its first generation."""
+    keys = (RowKey(1, FIRST, 0, 0, 0), RowKey(1, FIRST, 0, 0, 1))
+    scene = Workers(generate, staged={FIRST: keys}, **config)
+    scene.plane.put({key: staged_row(place) for place, key in enumerate(keys)})
+    return scene
+
+
+@in_virtual_time
+async def test_a_restored_group_s_first_call_is_shown_what_was_staged() -> None:
+    """Loaded, in order; what it stages next comes after that."""
+    gate = SnapshotGate("0")
+    found: list[list[list[int]]] = []
+    obsolete: list[RowKey] = []
+
+    async def generate(request: GenerationRequest) -> GroupResult:
+        staging = staging_of(request)
+        found.append([[int(row["index"][0]) for row in rows] for rows in staging.found])
+        staging.put_chunks({0: staged_row(2)})
+        obsolete.extend(staging.finish(gate, finals(request)))
+        return answered(request)
+
+    scene = await restored(generate)
+    (record,) = await scene.launched()
+    await scene.ended()
+
+    assert record.group_id == FIRST
+    assert found == [[[0, 1], []]]
+    assert [key.sequence for key in obsolete] == [0, 1, 2]
+    assert not scene.failures
+
+
+@in_virtual_time
+async def test_a_restored_group_that_leaves_before_its_call_hands_over_what_was_staged() -> None:
+    """Aborted without ever having had a worker, or cancelled in the step that launched it: its rows are nobody's."""
+    for launched in (False, True):
+        scene = await restored(at_once)
+        (record,) = await scene.admitted(1)
+        if launched:
+            scene.rollouts.launch(record, "payload")
+        scene.rollouts.cancel([record.group_id])
+        await settle()
+
+        assert Counter(scene.owners.clears.outstanding()) == Counter(
+            RowKey(1, FIRST, 0, 0, sequence) for sequence in range(2)
+        )
+
+
+@in_virtual_time
+async def test_a_worker_that_does_not_know_the_final_rows_that_were_found_fails_its_attempt() -> None:
+    """Rows beside them would be another group's; the next attempt begins anew, and the found ones are cleared."""
+    keys = tuple(RowKey(1, FIRST, generation, 0) for generation in range(2))
+    scene = Workers(at_once, staged={FIRST: keys})
+    scene.plane.put({key: staged_row(9) for key in keys})
+    await scene.launched()
+    await scene.ended()
+
+    assert scene.outcomes == [(0, "failed"), (1, "completed")]
+    assert Counter(scene.owners.clears.outstanding()) == Counter(keys)
+
+
+@in_virtual_time
+async def test_what_the_store_refuses_a_worker_is_the_run_s_failure() -> None:
+    """As where the controller puts the rows: no attempt would fare better."""
+
+    async def generate(_: GenerationRequest) -> GroupResult:
+        raise StoreFailedError("put", "rows", "the disk is full")
+
+    scene = Workers(generate, staged={})
+    await scene.launched()
+    await scene.ended()
+
+    (error,) = scene.failures
+    assert isinstance(error, StoreFailedError)
+
+
+@in_virtual_time
+async def test_rows_that_wait_for_room_in_a_pinned_store_outlive_the_deadline() -> None:
+    """Back-pressure is not a hung call: no group fails for it. A call that waits for nothing of the kind does."""
+    waiting = [True]
+
+    async def generate(request: GenerationRequest) -> GroupResult:
+        type(staging_of(request)).waits_for_room = property(lambda _: waiting[0])  # type: ignore[assignment,method-assign] # said by the test
+        await asyncio.sleep(50.0 if request.attempt == 0 else 0.0)
+        return result_of(request)
+
+    held = Staging.waits_for_room
+    try:
+        for waits, outcomes in ((True, [(0, "completed")]), (False, [(0, "failed"), (1, "completed")])):
+            waiting[0] = waits
+            scene = Workers(generate, staged={}, generation_timeout_seconds=5.0)
+            await scene.launched()
+            await scene.ended()
+
+            assert scene.outcomes == outcomes
+    finally:
+        Staging.waits_for_room = held  # type: ignore[method-assign] # as it was

@@ -12,13 +12,14 @@ from quiesce.accounting import Accounting
 from quiesce.barrier import DataPlaneCheckpointBarrier
 from quiesce.buffer import ReplayBuffer
 from quiesce.checkpoint.cut import CommittedPosition
-from quiesce.clears import RowClears
+from quiesce.cleanup import BackgroundCleanup
 from quiesce.dataplane import MemoryDataPlane
 from quiesce.ledger import RolloutLedger
 from quiesce.owners import Owners
 from quiesce.prompts import Pull
 from quiesce.samplers import InOrderSampler
 from quiesce.signals import Changed, TrainerVersion
+from quiesce.snapshot_gate import SnapshotGate
 from quiesce.spares import SparePool
 from quiesce.sweep import RowOwners, orphans, sweep_every, sweep_orphans
 from quiesce.testing import strict_hub
@@ -76,7 +77,7 @@ def test_rows_that_are_queued_for_clearing_explain_themselves() -> None:
 
 
 class Rig:
-    """A run's owners over a real data plane, with clearing under way."""
+    """A run's owners over a real data plane, with cleanup under way."""
 
     def __init__(self) -> None:
         hub = strict_hub()
@@ -91,7 +92,7 @@ class Rig:
             spares=SparePool(barrier),
             buffer=ReplayBuffer(barrier, ledger, self.dataplane),
             accounting=Accounting(barrier),
-            clears=RowClears(self.dataplane),
+            clears=BackgroundCleanup(SnapshotGate("controller", hub=hub), self.dataplane.clear, hub=hub),
             capacity=4,
             groups_per_step=2,
             min_step_batch_fraction=0.0,
@@ -104,7 +105,7 @@ class Rig:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.owners.clears.close()
+        await asyncio.to_thread(self.owners.clears.close)
         self.dataplane.close()
 
     async def finished_group(self) -> BufferEntry:
@@ -139,6 +140,40 @@ async def test_an_orphan_is_swept_and_owned_rows_stay(executor: Executor) -> Non
 
         assert swept == 1
         assert rig.dataplane.missing([hole, *owned.keys]) == (hole,)
+
+
+async def test_rows_that_a_workers_cleanup_still_has_to_clear_are_no_orphans(executor: Executor) -> None:
+    """A finished group's chunk rows are obsolete, and its worker has queued them: the sweep leaves them alone."""
+    async with Rig() as rig:
+        owned = await rig.finished_group()
+        chunks = [key(owned.group_id, sequence=number) for number in range(2)]
+        lost = key(owned.group_id, attempt=7, sequence=0)
+        rig.dataplane.put({row: {"x": np.zeros(1)} for row in (*chunks, lost)})
+
+        swept = await sweep_orphans(rig.dataplane, rig.owners, executor, elsewhere=lambda: chunks)
+        assert await rig.owners.clears.drain(5)
+
+        assert swept == 1
+        assert rig.dataplane.missing([*chunks, lost, *owned.keys]) == (lost,)
+
+
+async def test_rows_that_nobody_may_clear_are_swept_once_and_named(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep's clear that fails for good is not handed over again by the next sweep."""
+    async with Rig() as rig:
+        hole = key("e000-p0000999")
+        rig.dataplane.put({hole: {"x": np.zeros(1)}})
+
+        def away(keys: object) -> int:
+            raise OSError("the store is away")
+
+        monkeypatch.setattr(rig.owners.clears, "_clear", away)
+        assert await sweep_orphans(rig.dataplane, rig.owners, executor) == 1
+        assert await rig.owners.clears.drain(5)
+
+        assert rig.owners.clears.outstanding() == (hole,)
+        assert await sweep_orphans(rig.dataplane, rig.owners, executor) == 0
 
 
 async def test_rows_trained_and_cleared_after_the_listing_are_no_orphans(

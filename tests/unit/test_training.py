@@ -168,18 +168,18 @@ class FinishesInTwoSlots(TrainPump):
     async def _take_step(self) -> None:
         owners = self._owners
         handed: list[Any] = []
-        add = owners.clears.add
-        owners.clears.add = handed.extend  # type: ignore[method-assign,assignment] # a broken variant
+        hand_over = owners.clears.hand_over
+        owners.clears.hand_over = handed.extend  # type: ignore[method-assign,assignment] # a broken variant
         try:
             await super()._take_step()
         finally:
-            owners.clears.add = add  # type: ignore[method-assign] # as it was
+            owners.clears.hand_over = hand_over  # type: ignore[method-assign] # as it was
         async with owners.barrier.mutation("sample_clear"):
-            owners.clears.add(handed)
+            owners.clears.hand_over(handed)
 
 
 async def trained_and_handed_over_in_one_slot(pump: type[TrainPump]) -> None:
-    """After the slot in which groups count as trained, their rows are in clearing's hands."""
+    """After the slot in which groups count as trained, their rows are in cleanup's hands."""
     scene = Training(pump=pump)
     entries = await scene.batch(ends=True, last=True)
     seen: list[tuple[int, int]] = []

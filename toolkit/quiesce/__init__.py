@@ -6,7 +6,10 @@
 #   threads, signals                executors whose threads are daemons; waiting without polling
 #   barrier                         mutation slots, the checkpoint window, cut tokens      <- start reading here
 #   ledger, spares, accounting      who owns a group before it is buffered; what became of every prompt
-#   dataplane/, buffer, clears      where rows live; the index of finished groups; clearing rows in the background
+#   dataplane/, buffer              where rows live; the index of finished groups
+#   snapshot_gate, gate_handles,    permits for threads that make rows final; the fence over many workers' gates; clears
+#     gate_fence, cleanup             in the background, which take such permits
+#   staged_rows, staging, workers   the tokens of a call that is still generating, as rows; the workers' side of a run
 #   samplers, sampler_config,       what may be admitted, trained, evicted; by name or module:ClassName;
 #     admission                     the gate wait outside, the committed cursor advance inside
 #   checkpoint/                     capture (in the window), write and publish (outside), restore, audit
@@ -16,9 +19,11 @@
 #     stalls, sweep, controller     the stall watch, the sweep of orphaned rows; the controller that runs them
 #   telemetry/                      the catalogue of names; metrics and logs, which subscribe to the hub
 #   testing, explorer/              helpers for tests: an event recorder, a fake clock, a virtual-time loop; every schedule
+#   report/                         one page from a run's recording
 #   bench/, skew                    what a slot and a window cost; the bug that the cut prevents, replayed
 #   cli/                            the `quiesce` command
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from quiesce import errors as errors
@@ -102,3 +107,10 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module attribute can be a
         return enable_metrics
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)
+
+
+if os.environ.get("QUIESCE_METRICS"):
+    # Nothing is started here: telemetry starts when this process builds something that reports.
+    from quiesce.telemetry.autostart import arm
+
+    arm()

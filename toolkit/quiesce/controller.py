@@ -24,7 +24,8 @@ saving                the previous write; open slots                      the wr
 
 Rule: one incarnation of a run is one :meth:`Controller.run`. It opens an empty data plane and fills it from the
 checkpoint alone; ``step_0`` is published before the first prompt is read; pumps are cancelled only after the last cut was
-captured. Yield rule: everything suspends but :meth:`Controller.request_stop` and the properties.
+captured. Whatever clears or makes rows final takes permits of a snapshot gate, the controller's own cleanup too, and every
+gate is closed around every window. Yield rule: everything suspends but :meth:`Controller.request_stop` and the properties.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
@@ -47,29 +48,32 @@ from quiesce.checkpoint.capture import CutSources
 from quiesce.checkpoint.loading import LoadedCheckpoint
 from quiesce.checkpoint.restore import RestoredRun, RestoreTargets, load_newest, restore_into
 from quiesce.checkpoint.saver import Checkpointer, SaveResult, Verify
-from quiesce.clears import RowClears
+from quiesce.cleanup import BackgroundCleanup
 from quiesce.controller_config import ControllerConfig
 from quiesce.dispatch import RolloutPump
 from quiesce.errors import RunError, SaveRequiredError
+from quiesce.gate_fence import GateFence, LocalGate
 from quiesce.ledger import RolloutLedger
 from quiesce.observers import Hub, default_hub
 from quiesce.owners import Owners
 from quiesce.rollouts import Generate, Rollouts
 from quiesce.sampler_config import build_sampler
 from quiesce.signals import Changed, TrainerVersion
+from quiesce.snapshot_gate import SnapshotGate
 from quiesce.spares import SparePool
 from quiesce.stalls import StallWatch
 from quiesce.sweep import sweep_every
 from quiesce.threads import DaemonExecutor
 from quiesce.training import SyncWeights, TrainPump, TrainStep
+from quiesce.workers import GenerationWorkers, NoWorkers
 
 if TYPE_CHECKING:
-    from quiesce.checkpoint.fence import Fence
     from quiesce.checkpoint.runfolder import RunFolder
     from quiesce.checkpoint.trainer_state import TrainerState
     from quiesce.dataplane.interface import DataPlane
     from quiesce.invariants.violation import Violation
     from quiesce.prompts import PromptSource
+    from quiesce.types import RowKey
 
 __all__ = ["Controller", "DataPlaneFactory", "RunSummary", "lmdb_in"]
 
@@ -86,6 +90,9 @@ FINAL_SAVE_TRIES: Final = 4
 
 CLEAR_DEADLINE_SECONDS: Final = 5.0
 """How long the end of a run waits for rows to be cleared; what is left goes with the incarnation's store."""
+
+GATE_LABEL: Final = "controller"
+"""The label of the controller's own snapshot gate, beside those of the generation workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +149,7 @@ class Controller:
         sync_weights: Hands the weights of a version to the generation side; awaited once before the first rollout and
             after every step.
         dataplane: Opens the data plane; None takes LMDB under the run folder.
-        fence: Keeps generation workers out of a window; None if nothing but the controller makes rows final.
+        workers: The generation workers behind ``generate``; None if it returns its rows, and puts none itself.
         verify: Judges a captured cut; None takes every invariant.
         accept_suspect: Resume from a suspect checkpoint too.
         hub: Where hooks go; None means the process-wide hub.
@@ -160,7 +167,7 @@ class Controller:
         folder: RunFolder,
         sync_weights: SyncWeights | None = None,
         dataplane: DataPlaneFactory | None = None,
-        fence: Fence | None = None,
+        workers: GenerationWorkers | None = None,
         verify: Verify | None = None,
         accept_suspect: bool = False,
         hub: Hub | None = None,
@@ -174,7 +181,8 @@ class Controller:
         self._folder = folder
         self._sync_weights = sync_weights
         self._open_dataplane = lmdb_in(folder.path / "rows") if dataplane is None else dataplane
-        self._fence = fence
+        self._workers: GenerationWorkers = NoWorkers() if workers is None else workers
+        self._staging = workers is not None
         self._verify = verify
         self._accept_suspect = accept_suspect
         self._hub = default_hub() if hub is None else hub
@@ -237,17 +245,29 @@ class Controller:
         barrier = DataPlaneCheckpointBarrier(hub=self._hub)
         dataplane = await self._blocking(self._open_dataplane, incarnation, barrier)
         stack.push_async_callback(self._blocking, dataplane.close)
-        owners = self._build(barrier, dataplane)
+        fence = GateFence(incarnation, hub=self._hub, clock=self._clock)
+        stack.push_async_callback(fence.aclose)
+        gate = SnapshotGate(GATE_LABEL, hub=self._hub, clock=self._clock)
+        fence.register(LocalGate(gate))
+        # A hand-over has the rows of a whole step already: to linger for more would only keep their room from the next.
+        cleanup = BackgroundCleanup(
+            gate, dataplane.clear, linger_seconds=0.0, hub=self._hub, clock=self._clock
+        )
+        stack.push_async_callback(self._end_cleanup, cleanup, gate, fence)
+        owners = self._build(barrier, dataplane, cleanup)
         admission = Admission(
             barrier, owners.sampler, owners.ledger, owners.buffer, owners.versions, hub=self._hub
         )
         admission.check_capacity(owners.capacity, owners.groups_per_step)
+        staged: Mapping[str, tuple[RowKey, ...]] = {}
         if loaded is not None:
-            await self._restore(loaded, owners, admission, dataplane)
+            restored = await self._restore(loaded, owners, admission, dataplane)
+            staged = restored.staged
         self._owners = owners
-        owners.clears.start()
-        stack.push_async_callback(owners.clears.close, CLEAR_DEADLINE_SECONDS)
-        checkpointer = self._checkpointer(owners, admission, dataplane, loaded)
+        cleanup.start()
+        stack.push_async_callback(self._workers.detach)  # also if attaching them fails half-way
+        await self._workers.attach(dataplane, fence)
+        checkpointer = self._checkpointer(owners, admission, dataplane, loaded, fence)
         stack.push_async_callback(checkpointer.close)
         if self._sync_weights is not None:
             await self._sync_weights(owners.versions.value)
@@ -264,6 +284,7 @@ class Controller:
             self._generate,
             self.config,
             fail=self._fail,
+            staged=staged if self._staging else None,
             hub=self._hub,
             clock=self._clock,
         )
@@ -281,7 +302,13 @@ class Controller:
         _ = self._background(stack, watch.run(), "stall watch")
         _ = self._background(
             stack,
-            sweep_every(self.config.save_every_steps, dataplane, owners, self._executor),
+            sweep_every(
+                self.config.save_every_steps,
+                dataplane,
+                owners,
+                self._executor,
+                elsewhere=self._workers.outstanding,
+            ),
             "orphan sweep",
         )
         pump = TrainPump(
@@ -344,7 +371,17 @@ class Controller:
         elif (error := task.exception()) is not None:
             raise error
 
-    def _build(self, barrier: DataPlaneCheckpointBarrier, dataplane: DataPlane) -> Owners:
+    async def _end_cleanup(self, cleanup: BackgroundCleanup, gate: SnapshotGate, fence: GateFence) -> None:
+        """Drain the cleanup within its deadline; then let go of its thread, should it wait at its gate, and of the gate."""
+        try:
+            await self._blocking(cleanup.close, CLEAR_DEADLINE_SECONDS)
+        finally:
+            fence.unregister(GATE_LABEL)
+            gate.retire("the run is over")
+
+    def _build(
+        self, barrier: DataPlaneCheckpointBarrier, dataplane: DataPlane, cleanup: BackgroundCleanup
+    ) -> Owners:
         config = self.config
         sampler = build_sampler(config.sampler, barrier, self._hub)
         ledger = RolloutLedger(barrier)
@@ -356,7 +393,7 @@ class Controller:
             spares=SparePool(barrier),
             buffer=ReplayBuffer(barrier, ledger, dataplane),
             accounting=Accounting(barrier),
-            clears=RowClears(dataplane),
+            clears=cleanup,
             capacity=config.capacity(sampler.required_capacity(config.groups_per_step)),
             groups_per_step=config.groups_per_step,
             min_step_batch_fraction=config.min_step_batch_fraction,
@@ -397,7 +434,12 @@ class Controller:
     # ----------------------------------------------------------------------------------------- save and restore
 
     def _checkpointer(
-        self, owners: Owners, admission: Admission, dataplane: DataPlane, loaded: LoadedCheckpoint | None
+        self,
+        owners: Owners,
+        admission: Admission,
+        dataplane: DataPlane,
+        loaded: LoadedCheckpoint | None,
+        fence: GateFence,
     ) -> Checkpointer:
         before = 0 if loaded is None else loaded.state.sampler.admissions
         return Checkpointer(
@@ -414,13 +456,14 @@ class Controller:
             ),
             self._trainer_state,
             self._folder,
-            fence=self._fence,
+            fence=fence,
             restored=None if loaded is None else loaded.state,
             keep=self.config.keep_checkpoints,
             drain_timeout=self.config.drain_timeout_seconds,
             gate_window=self._gate_window(loaded),
             verify=self._verify,
             on_suspect=self._suspect,
+            settling=lambda: (*owners.clears.outstanding(), *self._workers.outstanding()),
             clock=self._clock,
         )
 
@@ -442,7 +485,7 @@ class Controller:
 
     async def _restore(
         self, loaded: LoadedCheckpoint, owners: Owners, admission: Admission, dataplane: DataPlane
-    ) -> None:
+    ) -> RestoredRun:
         def apply(_cut: Cut, restored: RestoredRun) -> None:
             owners.position = position
             owners.next_admission_id = restored.next_admission_id
@@ -450,7 +493,7 @@ class Controller:
 
         position = await self._source.seek(loaded.state.position)
         await self._trainer_state.load(loaded.trainer_directory)
-        await restore_into(
+        run = await restore_into(
             loaded,
             RestoreTargets(
                 barrier=owners.barrier,
@@ -464,18 +507,14 @@ class Controller:
                 admission=admission,
                 capacity=owners.capacity,
                 apply=apply,
+                staging=self._staging,
                 hub=self._hub,
             ),
             incarnation=dataplane.incarnation,
             clock=self._clock,
         )
-        await self._blocking(
-            self._folder.record_restored,
-            loaded.state.cut_id,
-            step=loaded.state.step,
-            source_incarnation=loaded.state.incarnation,
-            parent_cut=loaded.state.parent_cut,
-        )
+        await self._blocking(self._folder.record_restored, loaded.state)
+        return run
 
     async def _save_start(self, checkpointer: Checkpointer) -> None:
         """Publish ``step_0``, so that there is always something to resume."""

@@ -47,6 +47,7 @@ call sites stay short. Nothing here suspends.
     │   └── ForkedDataPlaneError
     ├── CheckpointError
     │   ├── FenceError
+    │   │   └── GateTimeoutError        (TimeoutError)
     │   ├── SaveFailedError
     │   │   └── PreviousWriteError      (TimeoutError)
     │   ├── IncarnationSupersededError
@@ -60,16 +61,29 @@ call sites stay short. Nothing here suspends.
     │   ├── RestoreRefusedError
     │   │   └── NothingToRestoreError
     │   └── UnusableAuditPathError
+    ├── GateError
+    │   ├── PermitTimeoutError          (TimeoutError)
+    │   ├── PermitReleasedError
+    │   ├── NestedPermitError
+    │   ├── GateRetiredError
+    │   ├── WouldBlockLoopError
+    │   ├── DuplicateWorkerError
+    │   └── WorkerGoneError
+    ├── CleanupClosedError
     ├── RunError
     │   ├── PromptSourceError
     │   ├── SaveRequiredError
     │   ├── GenerationTimeoutError      (TimeoutError)
     │   ├── RolloutResultError
     │   ├── RolloutFailedError
+    │   ├── StagingRetiredError
     │   └── StallError
     ├── TelemetryError
     │   ├── PortUnavailableError
-    │   └── ExporterMissingError        (LookupError)
+    │   ├── ExporterMissingError        (LookupError)
+    │   ├── ExtraMissingError           (ImportError)
+    │   ├── NoRecordingError
+    │   └── RecorderPausedError
     └── ConfigError                     (ValueError)
 """
 
@@ -81,6 +95,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from quiesce.barrier import Holder
+    from quiesce.snapshot_gate import PermitHolder
 
 
 class QuiesceError(Exception):
@@ -558,6 +573,109 @@ class UnusableAuditPathError(CheckpointError):
         super().__init__(f"cannot audit {path}: {problem}")
 
 
+# ------------------------------------------------------------------------------------------------------- gate
+# (classes of the snapshot gate and of the fence over gates: append here)
+
+
+class GateError(QuiesceError):
+    """Raised when a snapshot gate is not used as it has to be, or does not let in or out."""
+
+
+class PermitTimeoutError(GateError, TimeoutError):
+    """Raised when a gate stayed closed for longer than a writer waits for its permit."""
+
+    def __init__(self, worker: str, timeout_seconds: float, epoch: str) -> None:
+        self.worker = worker
+        self.timeout_seconds = timeout_seconds
+        super().__init__(
+            f"no permit of worker {worker!r} within {timeout_seconds:g} s: its gate is closed in epoch {epoch}"
+        )
+
+
+class PermitReleasedError(GateError):
+    """Raised when a permit is released that is not held, or not any more."""
+
+    def __init__(self, worker: str, what: str) -> None:
+        self.worker = worker
+        super().__init__(f"nothing to release at the gate of worker {worker!r}: {what}")
+
+
+class NestedPermitError(GateError):
+    """Raised when a thread that holds a permit starts what waits for a gate: that gate may wait for the permit."""
+
+    def __init__(self, worker: str, held: str) -> None:
+        self.worker = worker
+        super().__init__(
+            f"this thread cannot wait at the gate of worker {worker!r}: it still holds {held}; release that first"
+        )
+
+
+class GateRetiredError(GateError):
+    """Raised when a permit is asked for of a worker that was given up; what it makes final would count for nothing."""
+
+    def __init__(self, worker: str, reason: str) -> None:
+        self.worker = worker
+        self.reason = reason
+        super().__init__(f"the gate of worker {worker!r} is retired: {reason}")
+
+
+class WouldBlockLoopError(GateError):
+    """Raised when a thread that runs an event loop would have to wait at a gate, which that loop may have to reopen."""
+
+    def __init__(self, wanted: str, thread: str) -> None:
+        super().__init__(
+            f"{wanted} would have to be waited for in thread {thread!r}, which runs an event loop: use a thread of its own"
+        )
+
+
+class DuplicateWorkerError(GateError):
+    """Raised when a worker is registered under the label of another one that is alive: one would not be fenced."""
+
+    def __init__(self, worker: str, known: str, new: str) -> None:
+        self.worker = worker
+        super().__init__(
+            f"worker {worker!r} is registered and alive (instance {known}), and so is another one of that label ({new}); "
+            "unregister the first, or give each its own label"
+        )
+
+
+class WorkerGoneError(GateError):
+    """Raised when a worker died, or did not answer in time, before it could be adopted."""
+
+    def __init__(self, worker: str, problem: str) -> None:
+        self.worker = worker
+        super().__init__(f"worker {worker!r} cannot be adopted: {problem}")
+
+
+class GateTimeoutError(FenceError, TimeoutError):
+    """Raised when permits were still out at the end of a close's timeout."""
+
+    def __init__(
+        self, worker: str, epoch: str, timeout_seconds: float, holders: Sequence[PermitHolder]
+    ) -> None:
+        self.cut_id = ""
+        self.worker = worker
+        self.epoch = epoch
+        self.timeout_seconds = timeout_seconds
+        self.holders = tuple(holders)
+        named = "; ".join(str(holder) for holder in holders)
+        QuiesceError.__init__(
+            self,
+            f"the gate of worker {worker!r} was not empty within {timeout_seconds:g} s of its close "
+            f"(epoch {epoch}); permits are held by {named}",
+        )
+
+
+# ---------------------------------------------------------------------------------------------------- cleanup
+
+
+class CleanupClosedError(QuiesceError):
+    """Raised when keys are submitted to a background cleanup that cannot clear them any more."""
+
+    def __init__(self, worker: str, why: str) -> None:
+        super().__init__(f"the cleanup of worker {worker!r} takes no more keys: {why}")
+
+
 # -------------------------------------------------------------------------------------------------------- run
 
 
@@ -606,6 +724,14 @@ class RolloutFailedError(RunError):
         super().__init__(f"group {group_id} failed {attempts} times and cannot be dropped: {why}")
 
 
+class StagingRetiredError(RunError):
+    """Raised when rows of a generation call are put after its attempt was given up, committed or finished."""
+
+    def __init__(self, group_id: str, attempt: int) -> None:
+        self.group_id = group_id
+        super().__init__(f"group {group_id} attempt {attempt} takes no more rows: it was given up, or is over")
+
+
 class StallError(RunError):
     """Raised when nothing moved for longer than the run allows."""
 
@@ -640,6 +766,33 @@ class ExporterMissingError(TelemetryError, LookupError):
         super().__init__(
             f"no exporter named {name!r} is installed (entry points of group {group!r}: "
             f"{', '.join(sorted(known)) or 'none'}); install quiesce again, or pass the exporter itself"
+        )
+
+
+class ExtraMissingError(TelemetryError, ImportError):
+    """Raised when something was asked for that needs a package of an extra that is not installed."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        self.package = package
+        self.extra = extra
+        super().__init__(f"{what} needs {package}, which is not installed: pip install 'quiesce[{extra}]'")
+
+
+class NoRecordingError(TelemetryError):
+    """Raised when a folder has nothing that a run recorded about itself."""
+
+    def __init__(self, path: object) -> None:
+        self.path = path
+        super().__init__(f"{path} has no recording: a run that records has files in its folder telemetry/")
+
+
+class RecorderPausedError(TelemetryError):
+    """Raised by the recorder for what it does not take because its disk is, or is nearly, full."""
+
+    def __init__(self, folder: object, free: int, reserve: int) -> None:
+        self.free = free
+        super().__init__(
+            f"{folder} is on a disk with {free} bytes free, and the recorder leaves the last {reserve} to the run"
         )
 
 

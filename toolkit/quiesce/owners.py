@@ -1,7 +1,7 @@
 """Everything restart-facing of a run in one place, and the moves of groups between their owners.
 
 Each move below is one await-free step under a live cut: it takes a group from one owner, gives it to the next, accounts
-for it, hands rows to clearing, and tells whoever waits. No other code moves a group.
+for it, hands rows to cleanup, and tells whoever waits. No other code moves a group.
 
 ======================  =======================================  ==========================
 a group leaves          by                                       for
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from quiesce.accounting import Accounting
     from quiesce.barrier import Cut, DataPlaneCheckpointBarrier
     from quiesce.buffer import Claim, ReplayBuffer
-    from quiesce.clears import RowClears
+    from quiesce.cleanup import BackgroundCleanup
     from quiesce.ledger import RolloutLedger
     from quiesce.prompts import Pull
     from quiesce.spares import SparePool
@@ -56,7 +56,7 @@ class Owners:
         spares: Prompts that stand in for failed groups.
         buffer: Finished groups.
         accounting: What became of every prompt.
-        clears: Takes the rows of groups that ended.
+        clears: Takes the rows of groups that ended, without ever waiting.
         capacity: Groups that may be admitted, ready and in training at once.
         groups_per_step: Groups of a full step.
         min_step_batch_fraction: See :class:`quiesce.controller_config.ControllerConfig`.
@@ -74,7 +74,7 @@ class Owners:
     spares: SparePool
     buffer: ReplayBuffer
     accounting: Accounting
-    clears: RowClears
+    clears: BackgroundCleanup
     capacity: int
     groups_per_step: int
     min_step_batch_fraction: float
@@ -274,10 +274,10 @@ class Owners:
         return tuple(self.drop(cut, group_id, "stale_abort") for group_id in self.stale())
 
     def evict(self, cut: Cut, names: Sequence[str], reason: str = "evicted") -> tuple[BufferEntry, ...]:
-        """Drop ready groups, and hand their rows to clearing."""
+        """Drop ready groups, and hand their rows to cleanup."""
         entries = self.buffer.evict(cut, names, reason)
         self.accounting.dropped(cut, [entry.prompt for entry in entries], reason)
-        self.clears.add(key for entry in entries for key in entry.keys)
+        self.clears.hand_over(key for entry in entries for key in entry.keys)
         self._moved()
         return entries
 
@@ -291,10 +291,10 @@ class Owners:
         return claim
 
     def finish(self, cut: Cut, claim: Claim) -> None:
-        """Record a claim's groups as trained, and hand their rows to clearing."""
+        """Record a claim's groups as trained, and hand their rows to cleanup."""
         keys = self.buffer.finish(cut, claim)
         self.accounting.trained(cut, [entry.prompt for entry in claim.entries])
-        self.clears.add(keys)
+        self.clears.hand_over(keys)
         self.step += 1
         self._moved()
 
@@ -348,7 +348,7 @@ class Owners:
         if name not in self.buffer:
             return []
         entries = self.buffer.evict(cut, [name], "violation")
-        self.clears.add(key for entry in entries for key in entry.keys)
+        self.clears.hand_over(key for entry in entries for key in entry.keys)
         return [entry.prompt for entry in entries]
 
     def _reserve(self, cut: Cut, refs: Sequence[PromptRef], source: str) -> tuple[GroupRecord, ...]:

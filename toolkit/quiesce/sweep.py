@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -37,7 +37,8 @@ class RowOwners:
     Attributes:
         records: The ledger's records: all rows of their current attempt are theirs.
         entries: The buffer's entries, ready and claimed: the rows that they name are theirs.
-        settling: Keys that are queued, in progress or given up in a clear: they explain themselves.
+        settling: Keys that are queued, in progress or given up in a cleanup, the controller's or a worker's: they explain
+            themselves.
     """
 
     records: Collection[GroupRecord]
@@ -58,31 +59,50 @@ def orphans(keys: Iterable[RowKey], owners: RowOwners) -> tuple[RowKey, ...]:
     return tuple(key for key in keys if key not in named and (key.group_id, key.attempt) not in attempts)
 
 
-async def sweep_orphans(dataplane: DataPlane, owners: Owners, executor: Executor) -> int:
-    """Hand rows that nobody owns over to clearing.
+async def sweep_orphans(
+    dataplane: DataPlane,
+    owners: Owners,
+    executor: Executor,
+    *,
+    elsewhere: Callable[[], Iterable[RowKey]] = tuple,
+) -> int:
+    """Hand rows that nobody owns over to cleanup.
+
+    A finished group's chunk rows are obsolete, and queued in the cleanup of the worker that finished it before anybody
+    learns that it is finished. So they are the ledger's until then, and settling from then on.
 
     Args:
         dataplane: Where the rows are.
         owners: Who owns them.
         executor: Where listing and comparing run.
+        elsewhere: Returns the keys that are outstanding in the workers' cleanups; called in the step that reads the owners.
 
     Returns:
         How many there were.
     """
     loop = asyncio.get_running_loop()
     listed = await loop.run_in_executor(executor, dataplane.keys)
-    owned = RowOwners(owners.ledger.records(), owners.buffer.entries(), owners.clears.outstanding())
+    owned = RowOwners(
+        owners.ledger.records(), owners.buffer.entries(), (*owners.clears.outstanding(), *elsewhere())
+    )
     found = await loop.run_in_executor(executor, orphans, listed, owned)
     # What was trained and cleared since the listing has no owner either, but is not there any more.
     gone = frozenset(await loop.run_in_executor(executor, dataplane.missing, found))
     found = tuple(key for key in found if key not in gone)
     if found:
         _LOG.warning("%d rows had no owner and are cleared, the first is %s", len(found), found[0].encode())
-        owners.clears.add(found)
+        owners.clears.hand_over(found)
     return len(found)
 
 
-async def sweep_every(steps: int, dataplane: DataPlane, owners: Owners, executor: Executor) -> None:
+async def sweep_every(
+    steps: int,
+    dataplane: DataPlane,
+    owners: Owners,
+    executor: Executor,
+    *,
+    elsewhere: Callable[[], Iterable[RowKey]] = tuple,
+) -> None:
     """Sweep again and again until cancelled; a sweep that fails is logged, for it costs nothing but room.
 
     Args:
@@ -90,10 +110,11 @@ async def sweep_every(steps: int, dataplane: DataPlane, owners: Owners, executor
         dataplane: Where the rows are.
         owners: Who owns them.
         executor: Where listing and comparing run.
+        elsewhere: See :func:`sweep_orphans`.
     """
     while True:
         await owners.steps_taken(steps)
         try:
-            await sweep_orphans(dataplane, owners, executor)
+            await sweep_orphans(dataplane, owners, executor, elsewhere=elsewhere)
         except Exception:  # noqa: BLE001 - whatever a backend raises
             _LOG.exception("a sweep for rows without an owner failed; the next one tries again")

@@ -162,6 +162,18 @@ class EngineConfig:
     """How long one batch may run, in seconds. Past it its calls fail, the worker is abandoned and another one
     takes its place."""
 
+    chunk_tokens: int = 2
+    """After how many tokens, and again, a call's tokens so far are staged in the data plane, so that a resume
+    goes on from them; 0 stages nothing, and an unfinished call then begins anew after a resume."""
+
+    permit_wait_seconds: float = 90.0
+    """How long a finished call may wait for a permit of its worker's snapshot gate, in seconds; past it the
+    call fails. Longer than a checkpoint keeps gates closed."""
+
+    permit_deadline_seconds: float = 180.0
+    """How long a permit may be out, in seconds: past it a put or a clear hangs, and its worker is abandoned.
+    Longer than a put waits for room in a store that a snapshot pins (120 s)."""
+
     swap_weights: Literal["between_steps", "between_batches"] = "between_steps"
     """When a worker takes newer weights: between two tokens (a long completion then spans several versions,
     each token with the log-probability of the weights that drew it), or only between batches."""
@@ -173,6 +185,19 @@ class EngineConfig:
         _need("engine.max_batch_groups", self.max_batch_groups, self.max_batch_groups >= 1, "at least 1")
         _need("engine.linger_seconds", self.linger_seconds, self.linger_seconds >= 0, "at least 0")
         _need("engine.deadline_seconds", self.deadline_seconds, self.deadline_seconds > 0, "greater than 0")
+        _need("engine.chunk_tokens", self.chunk_tokens, self.chunk_tokens >= 0, "at least 0")
+        _need(
+            "engine.permit_wait_seconds",
+            self.permit_wait_seconds,
+            self.permit_wait_seconds > 0,
+            "greater than 0",
+        )
+        _need(
+            "engine.permit_deadline_seconds",
+            self.permit_deadline_seconds,
+            self.permit_deadline_seconds > 0,
+            "greater than 0",
+        )
         if self.swap_weights not in {"between_steps", "between_batches"}:
             raise ConfigError(
                 "engine.swap_weights", f"must be between_steps or between_batches, not {self.swap_weights!r}"

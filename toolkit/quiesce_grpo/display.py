@@ -68,6 +68,8 @@ class TrainDisplay:
         self._saves: dict[str, int] = {}
         self._last_save = "none yet"
         self._seconds: dict[str, list[float]] = {}
+        self._resumed = False
+        self._reused: dict[str, int] = {}
         self._live: Live | None = None
 
     # -------------------------------------------------------------------------------------------- hooks
@@ -85,7 +87,12 @@ class TrainDisplay:
     ) -> None:
         """Say what a resume brought back."""
         if outcome == "completed":
+            self._resumed = True
             self._say(f"restored: {_counts(groups)}, in {sum(parts.values()) / 1e9:.2f} s")
+
+    def tokens_reused(self, group_id: str, tokens: int) -> None:
+        """Note that a call went on from staged tokens; from a worker's thread."""
+        self._reused[group_id] = tokens
 
     def train_step_ended(
         self, step: int, version: int, ns: int, groups: int, outcome: str, metrics: Mapping[str, float]
@@ -110,7 +117,9 @@ class TrainDisplay:
         if outcome == "completed" and phase not in {"drain", "exclusive"}:
             self._seconds.setdefault(phase, []).append(ns / 1e9)
 
-    def window_closed(self, window_id: str, drain_ns: int, exclusive_ns: int, outcome: str) -> None:
+    def window_closed(
+        self, window_id: str, drain_ns: int, exclusive_ns: int, outcome: str, closed_ns: int
+    ) -> None:
         """Note how long a window drained, and how long it was exclusive."""
         if outcome == "completed":
             self._seconds.setdefault("drain", []).append(drain_ns / 1e9)
@@ -197,6 +206,8 @@ class TrainDisplay:
                 f"{statistics.fmean(first):.3f} in the first {len(first)} steps since the start, "
                 f"{statistics.fmean(last):.3f} in the last {len(last)}",
             )
+        if self._resumed:
+            yield _fact("reused", self._reuse())
         saves = ", ".join(f"{count} {outcome}" for outcome, count in self._saves.items())
         yield _fact("saves", saves or "none")
         yield _fact("wall time", f"{time.monotonic() - self._started:.1f} s")
@@ -234,6 +245,8 @@ class TrainDisplay:
         grid.add_row("staleness", staleness)
         grid.add_row("groups", _counts(self._groups()))
         grid.add_row("cursor", f"{self._cursor()}, trainer version {self._version()}")
+        if self._resumed:
+            grid.add_row("reused", self._reuse())
         grid.add_row("last window", self._window())
         grid.add_row("last save", self._last_save)
         return grid
@@ -256,6 +269,10 @@ class TrainDisplay:
         if not recent:
             return "–"
         return f"{recent[-1]:.3f}, mean of the last {len(recent)} steps {statistics.fmean(recent):.3f}"
+
+    def _reuse(self) -> str:
+        reused = tuple(self._reused.values())
+        return f"{sum(reused)} staged tokens of {len(reused)} groups"
 
     def _groups(self) -> dict[str, int]:
         counts = dict.fromkeys(OWNERS, 0)

@@ -16,6 +16,7 @@ Nothing here suspends.
         └── StaleWeightsError           (ValueError)
     ValueError
     ├── RewardError
+    ├── StagedRowError
     └── VocabularyError
 """
 
@@ -27,6 +28,7 @@ __all__ = [
     "NonFinitePolicyError",
     "ReferenceRunError",
     "RewardError",
+    "StagedRowError",
     "StaleWeightsError",
     "VocabularyError",
 ]
@@ -48,6 +50,13 @@ class RewardError(ValueError):
 
     def __init__(self, task: str, index: int, value: object) -> None:
         super().__init__(f"task {task} scored prompt {index} with {value!r}, which is no finite number")
+
+
+class StagedRowError(ValueError):
+    """Raised when a restored group's staged row is not what a generation call puts; another attempt begins anew."""
+
+    def __init__(self, group_id: str, problem: str) -> None:
+        super().__init__(f"a staged row of group {group_id} {problem}; it cannot be gone on from")
 
 
 class BatchError(ReferenceRunError, ValueError):

@@ -85,7 +85,7 @@ async def train(
         seed=config.seed,
     )
     try:
-        async with RolloutEngine(policy, tokenizer, task, config.engine, seed=config.seed) as engine:
+        async with RolloutEngine(policy, tokenizer, task, config.engine, seed=config.seed, hub=hub) as engine:
 
             async def sync_weights(version: int) -> None:
                 engine.sync_weights(version, await trainer.weights())
@@ -93,6 +93,7 @@ async def train(
             controller = Controller(
                 config.controller,
                 generate=engine.generate,
+                workers=engine,
                 train_step=trainer.train_step,
                 sync_weights=sync_weights,
                 source=build_source(config, task),

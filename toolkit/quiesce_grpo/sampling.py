@@ -7,19 +7,24 @@ retry; torch's random state is neither read nor changed. (Kernels round differen
 shapes. A number that falls within that rounding error of a boundary can flip a token: one in a million in
 float32, more often in bfloat16.)
 
+The number for a token is found by the token's place, so a completion that was begun elsewhere goes on exactly
+where it was left: its tokens are fed back in with the prompt and the next number of its stream draws the next
+token. What was begun keeps the log-probabilities and versions that it came with.
+
 There is neither top-k nor top-p: the recorded log-probability is that of the very distribution that was
 sampled, which the ratio of the loss needs. Nothing here suspends.
 
 Shapes: N prompts, R rows (generations of all prompts), P prompt tokens, C completion tokens, V vocabulary.
-Prompts are padded on the left and completions on the right, so that column P is the first token of every
-completion.
+Prompts, with what was begun behind them, are padded on the left, and completions on the right, so that one
+column holds the next token of every row.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +43,38 @@ __all__ = [
 ]
 
 
+@dataclass(slots=True)
+class Completion:
+    """A completion, as far as it was drawn.
+
+    Attributes:
+        tokens: Its token ids, the end token included when it was drawn.
+        logprobs: Log-probability of each token under the weights that drew it, at the sampling temperature,
+            in nats.
+        versions: Weight version that drew each token.
+        finished: Whether it ended by itself, before the longest length.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finished: bool = False
+
+    @property
+    def version_from(self) -> int:
+        """Oldest weight version that drew one of its tokens."""
+        return min(self.versions)
+
+    @property
+    def version_to(self) -> int:
+        """Newest weight version that drew one of its tokens."""
+        return max(self.versions)
+
+    def copy(self) -> Completion:
+        """Return an independent copy."""
+        return Completion(list(self.tokens), list(self.logprobs), list(self.versions), self.finished)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplePrompt:
     """A prompt to complete.
@@ -45,30 +82,12 @@ class SamplePrompt:
     Attributes:
         tokens: Its token ids, at least one.
         keys: One key of :func:`stream_key` for each generation.
+        begun: What of each generation was drawn before; nothing of any when this is empty. It is copied.
     """
 
     tokens: Sequence[int]
     keys: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One sampled completion.
-
-    Attributes:
-        tokens: Its token ids, the end token included when it was drawn.
-        logprobs: Log-probability of each token under the weights that drew it, at the sampling temperature,
-            in nats.
-        finished: Whether it ended by itself, before the longest length.
-        version_from: Weight version that drew the first token.
-        version_to: Weight version that drew the last token.
-    """
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finished: bool
-    version_from: int
-    version_to: int
+    begun: Sequence[Completion] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,74 +131,136 @@ def sample(
     temperature: float,
     version: Callable[[], int],
     cancelled: Callable[[], bool] = lambda: False,
+    progress: Callable[[Sequence[Sequence[Completion]]], None] | None = None,
+    progress_tokens: int = 1,
 ) -> list[list[Completion]] | None:
     """Sample every generation of every prompt in one batch.
 
-    The prompts run through the model once and their cache is then repeated for each generation. When weights
-    change between two tokens, the cache of the earlier tokens stays that of the earlier weights, as
-    PipelineRL does (arXiv:2509.19128): the recorded log-probabilities are those of what really drew each
-    token.
+    The prompts run through the model once and their cache is then repeated for each generation; where
+    something was begun, each generation runs with its own tokens behind the prompt. When weights change
+    between two tokens, the cache of the earlier tokens stays that of the earlier weights, as PipelineRL does
+    (arXiv:2509.19128): the recorded log-probabilities are those of what really drew each token.
 
     Args:
         policy: The policy; the calling thread is its only user.
         prompts: What to complete, at least one.
-        max_new_tokens: Longest completion, the end token included.
+        max_new_tokens: Longest completion, the end token and what was begun included.
         temperature: Logits are divided by it.
         version: Called before each token is drawn: may load newer weights, returns the version now in force.
         cancelled: Called between tokens; True gives the batch up.
+        progress: Called between tokens with the completions so far, by prompt and generation. They grow in
+            place: it may read them while it runs, and no longer.
+        progress_tokens: After how many tokens it is called, and again.
 
     Returns:
-        The completions by prompt and generation, or None when the batch was given up.
+        The completions by prompt and generation, or None when the batch was given up. One that was begun with
+        its end token or with the longest length is returned as it came.
 
     Raises:
         NonFinitePolicyError: If the policy diverged.
     """
+    completions = [
+        [one.copy() for one in prompt.begun] if prompt.begun else [Completion() for _ in prompt.keys]
+        for prompt in prompts
+    ]
+    rows = _open_rows(prompts, completions, policy.eos_id, max_new_tokens)
+    if not rows:
+        return completions
     device = policy.device
-    owners = [place for place, prompt in enumerate(prompts) for _ in prompt.keys]
-    draws = uniform([key for prompt in prompts for key in prompt.keys], max_new_tokens).to(device)
-    tokens, mask = _pad_left([prompt.tokens for prompt in prompts], policy.pad_id, device)
-    rows = torch.tensor(owners, device=device)
-    cache = policy.new_cache()
-
+    growing = [completions[row.prompt][row.generation] for row in rows]
+    draws = uniform([prompts[row.prompt].keys[row.generation] for row in rows], max_new_tokens).to(device)
+    begun = torch.tensor([len(one.tokens) for one in growing], device=device)
     versions = [version()]
-    logits = policy.logits(tokens, mask, keep=1, cache=cache)[rows, -1]
-    cache.batch_select_indices(rows)
-    mask = mask[rows]
-    done = torch.zeros(len(owners), dtype=torch.bool, device=device)
-    drawn, drawn_logprobs = [], []
-    for place in range(max_new_tokens):
+    logits, mask, cache = _prefill(policy, prompts, rows, growing)
+    done = torch.zeros(len(rows), dtype=torch.bool, device=device)
+    drawn: list[Tensor] = []
+    drawn_logprobs: list[Tensor] = []
+    place = 0
+    while True:
         log_distribution = torch.log_softmax(logits / temperature, -1)
-        chosen = _invert(log_distribution, draws[:, place])
-        chosen_logprobs = log_distribution.gather(-1, chosen)
+        # A row that is done still takes part; it stays at its last number, and what it draws is dropped.
+        numbers = draws.gather(-1, (begun + place).clamp_max(max_new_tokens - 1)[:, None])[:, 0]
+        chosen = _invert(log_distribution, numbers)
         drawn.append(chosen)
-        drawn_logprobs.append(chosen_logprobs)
-        done = done | (chosen[:, 0] == policy.eos_id)
-        if place + 1 == max_new_tokens or bool(done.all()):
+        drawn_logprobs.append(log_distribution.gather(-1, chosen))
+        place += 1
+        done = done | (chosen[:, 0] == policy.eos_id) | (begun + place >= max_new_tokens)
+        if bool(done.all()):
             break
         if cancelled():
             return None
+        if progress is not None and place % progress_tokens == 0:
+            _absorb(growing, drawn, drawn_logprobs, versions[-len(drawn) :], policy.eos_id, max_new_tokens)
+            progress(completions)
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], -1)
         versions.append(version())
         logits = policy.logits(chosen, mask, keep=1, cache=cache)[:, -1]
+    _absorb(growing, drawn, drawn_logprobs, versions[-len(drawn) :], policy.eos_id, max_new_tokens)
+    return completions
 
-    tokens_read: list[list[int]] = torch.cat(drawn, -1).tolist()
-    logprobs_read: list[list[float]] = torch.cat(drawn_logprobs, -1).tolist()
-    completions: list[list[Completion]] = [[] for _ in prompts]
-    for owner, row, row_logprobs in zip(owners, tokens_read, logprobs_read, strict=True):
-        ended = policy.eos_id in row
-        length = row.index(policy.eos_id) + 1 if ended else len(row)
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    prompt: int
+    generation: int
+
+
+def _open_rows(
+    prompts: Sequence[SamplePrompt], completions: Sequence[Sequence[Completion]], eos: int, longest: int
+) -> list[_Row]:
+    """Return the generations that are not over yet, having marked those that ended by themselves."""
+    rows = []
+    for place, prompt in enumerate(prompts):
+        for generation in range(len(prompt.keys)):
+            one = completions[place][generation]
+            one.finished = one.finished or one.tokens[-1:] == [eos]
+            if not one.finished and len(one.tokens) < longest:
+                rows.append(_Row(place, generation))
+    return rows
+
+
+def _prefill(
+    policy: Policy, prompts: Sequence[SamplePrompt], rows: Sequence[_Row], growing: Sequence[Completion]
+) -> tuple[Tensor, Tensor, Any]:
+    """Run what is known through the model: return logits [R, V] of the last token, mask and cache."""
+    cache = policy.new_cache()
+    if any(one.tokens for one in growing):
+        known = [[*prompts[row.prompt].tokens, *one.tokens] for row, one in zip(rows, growing, strict=True)]
+        tokens, mask = _pad_left(known, policy.pad_id, policy.device)
+        return policy.logits(tokens, mask, keep=1, cache=cache)[:, -1], mask, cache
+    wanted = sorted({row.prompt for row in rows})
+    places = {prompt: place for place, prompt in enumerate(wanted)}
+    owners = torch.tensor([places[row.prompt] for row in rows], device=policy.device)
+    tokens, mask = _pad_left([prompts[prompt].tokens for prompt in wanted], policy.pad_id, policy.device)
+    logits = policy.logits(tokens, mask, keep=1, cache=cache)[owners, -1]
+    cache.batch_select_indices(owners)
+    return logits, mask[owners], cache
+
+
+def _absorb(
+    growing: Sequence[Completion],
+    drawn: list[Tensor],
+    drawn_logprobs: list[Tensor],
+    versions: Sequence[int],
+    eos: int,
+    longest: int,
+) -> None:
+    """Move what was drawn since the last time into the completions, each up to its end."""
+    tokens: list[list[int]] = torch.cat(drawn, -1).tolist()
+    logprobs: list[list[float]] = torch.cat(drawn_logprobs, -1).tolist()
+    drawn.clear()
+    drawn_logprobs.clear()
+    for one, row, row_logprobs in zip(growing, tokens, logprobs, strict=True):
+        if one.finished:
+            continue
+        ended = eos in row
+        length = min(row.index(eos) + 1 if ended else len(row), longest - len(one.tokens))
         if not all(map(_is_finite, row_logprobs[:length])):
             raise NonFinitePolicyError(versions[0])
-        completions[owner].append(
-            Completion(
-                tokens=tuple(row[:length]),
-                logprobs=tuple(row_logprobs[:length]),
-                finished=ended,
-                version_from=versions[0],
-                version_to=versions[length - 1],
-            )
-        )
-    return completions
+        one.tokens += row[:length]
+        one.logprobs += row_logprobs[:length]
+        one.versions += versions[:length]
+        one.finished = one.tokens[-1] == eos
 
 
 def token_logprobs(

@@ -1,18 +1,25 @@
 """Vocabularies: one token a character for a model built here, or the tokenizer that came with a loaded model.
 
 Rule: ``decode`` leaves out special tokens, so that a decoded completion is the answer and nothing else; what
-a vocabulary cannot write is an error that names it. Nothing here suspends.
+a vocabulary cannot write is an error that names it; ``whole`` never counts a token whose character still
+lacks bytes. Nothing here suspends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from quiesce_grpo.config import ModelConfig
 from quiesce_grpo.errors import VocabularyError
 
 __all__ = ["CharacterTokenizer", "PretrainedTokenizer", "Tokenizer", "build_tokenizer"]
+
+_INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
+"""What a decoder writes for bytes that are no character, or none yet."""
+
+_MOST_HELD: Final = 8
+"""A character has four bytes at most, each in a token of its own; a few more tokens cost little."""
 
 
 class Tokenizer(Protocol):
@@ -38,6 +45,13 @@ class Tokenizer(Protocol):
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of tokens, leaving out special ones."""
+
+    def whole(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens, from the first on, can be cut off without splitting a character.
+
+        Args:
+            tokens: What follows such a place, or the beginning.
+        """
 
 
 class CharacterTokenizer:
@@ -104,6 +118,10 @@ class CharacterTokenizer:
                 characters.append(self.alphabet[token - self._SPECIAL])
         return "".join(characters)
 
+    def whole(self, tokens: Sequence[int]) -> int:
+        """Return the number of tokens: each is a character."""
+        return len(tokens)
+
 
 class PretrainedTokenizer:
     """The tokenizer of a loaded model.
@@ -158,6 +176,18 @@ class PretrainedTokenizer:
         """Return the text of tokens, leaving out special ones."""
         listed: Sequence[int] = list(tokens)
         return cast("str", self._inner.decode(listed, skip_special_tokens=True))
+
+    def whole(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens end with a complete character.
+
+        Tokens of bytes write a character in up to four pieces, and a decoder shows a replacement character for
+        those that are there. So the longest beginning whose text does not end with one is taken. Bytes that
+        are no text at all are held back: nothing proves that the next token does not complete them.
+        """
+        for count in range(len(tokens), max(len(tokens) - _MOST_HELD, 0), -1):
+            if not self.decode(tokens[:count]).endswith(_INCOMPLETE):
+                return count
+        return 0
 
 
 def build_tokenizer(config: ModelConfig) -> Tokenizer:

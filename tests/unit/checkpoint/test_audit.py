@@ -42,9 +42,7 @@ async def resumed(path: Path) -> Rig:
         incarnation=rig.run.incarnation,
     )
     state = loaded.state
-    rig.run.record_restored(
-        state.cut_id, step=state.step, source_incarnation=state.incarnation, parent_cut=state.parent_cut
-    )
+    rig.run.record_restored(state)
     rig.cursor, rig.step, rig.position = state.sampler.cursor, state.step, state.position
     return rig
 

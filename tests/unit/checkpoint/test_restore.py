@@ -19,7 +19,7 @@ from quiesce.admission import Admission
 from quiesce.barrier import DataPlaneCheckpointBarrier
 from quiesce.buffer import ReplayBuffer
 from quiesce.checkpoint import files
-from quiesce.checkpoint.cut import CommittedPosition
+from quiesce.checkpoint.cut import CapturedCut, CommittedPosition, CutState
 from quiesce.checkpoint.documents import DOCUMENTS, MANIFEST, parse_manifest, seal_manifest
 from quiesce.checkpoint.loading import checkpoint_info
 from quiesce.checkpoint.restore import (
@@ -40,14 +40,14 @@ from quiesce.errors import (
     NothingToRestoreError,
     RestoreRefusedError,
 )
-from quiesce.invariants import check_cut, critical
+from quiesce.invariants import Violation, check_cut, critical
 from quiesce.ledger import RolloutLedger
 from quiesce.observers import Hub
 from quiesce.samplers import InOrderSampler, Sampler, WindowedSampler
 from quiesce.signals import TrainerVersion
 from quiesce.spares import SparePool
 from quiesce.types import RowKey
-from tests.save_rig import Rig
+from tests.save_rig import Rig, staged_row
 from tests.unit.checkpoint.cuts import admitted, clean_cut, entry, ref
 
 
@@ -91,6 +91,7 @@ class Fresh:
             dataplane=self.plane,
             versions=self.versions,
             apply=apply,
+            staging=True,
         )
         return replace(base, **changes)
 
@@ -101,7 +102,7 @@ class Fresh:
 
 @pytest.fixture
 async def saved(tmp_path: Path) -> AsyncIterator[Rig]:
-    """A run with groups in every state, two checkpoints and a stray row that no cut counts."""
+    """A run with groups in every state, two checkpoints, staged rows of a group in flight and rows of nobody."""
     rig = Rig(tmp_path / "run")
     await rig.save()
     trained = [await rig.finished(), await rig.finished()]
@@ -112,7 +113,8 @@ async def saved(tmp_path: Path) -> AsyncIterator[Rig]:
     retried = await rig.read()
     async with rig.barrier.mutation("retry") as cut:
         rig.ledger.retry_group(cut, retried)
-    rig.plane.put({RowKey(rig.plane.incarnation, retried, 0, 1): {"tokens": np.arange(3)}})
+    rig.stage(retried, "g0/c0 g1/final")  # of the attempt that was given up
+    rig.stage(retried, "g0/final g0/c0 g1/c0 g1/c1 g1/c3", attempt=1)
     assert (await rig.save()).outcome == "completed"
     yield rig
     await rig.close()
@@ -150,7 +152,7 @@ def write_manifest(path: Path, body: dict[str, Any]) -> None:
 
 
 async def test_every_group_comes_back_with_its_owner_and_its_rows(saved: Rig) -> None:
-    """Cursor exact, attempts kept, incarnation rewritten in every key, counted rows filled and no other."""
+    """Cursor exact, attempts kept, incarnation rewritten in every key, counted and staged rows filled and no other."""
     fresh = Fresh(2)
 
     restored = await fresh.restore(load_newest(saved.run.path))
@@ -162,12 +164,76 @@ async def test_every_group_comes_back_with_its_owner_and_its_rows(saved: Rig) ->
     ]
     keys = [key for item in fresh.buffer.ready() for key in item.keys]
     assert {key.incarnation for key in keys} == {2}
-    assert sorted(fresh.plane.keys(), key=RowKey.encode) == sorted(keys, key=RowKey.encode)
+    retried = fresh.ledger.records()[1].group_id
+    staged = tuple(saved.keys(retried, "g0/final g1/c0 g1/c1", attempt=1, incarnation=2))
+    assert restored.staged == {retried: staged}
+    assert sorted(fresh.plane.keys(), key=RowKey.encode) == sorted([*keys, *staged], key=RowKey.encode)
+    assert restored.rows == len(keys) + len(staged)
+    for key, row in zip(staged, fresh.plane.get(staged), strict=True):
+        assert np.array_equal(np.asarray(row["tokens"]), staged_row(key)["tokens"])
     assert np.array_equal(np.asarray(fresh.plane.get(keys[1:2])[0]["tokens"]), np.arange(8) + 1)
     assert fresh.accounting.capture() == saved.accounting.capture()
     assert (fresh.position, fresh.versions.value, restored.step) == (saved.position, 1, 1)
     assert fresh.barrier.mutation_version > load_newest(saved.run.path).state.mutation_version
     assert fresh.ended == [("completed", "", {"ledger": 2, "spares": 0, "buffer": 2, "training": 0})]
+
+
+async def test_staged_rows_stay_in_the_checkpoint_unless_somebody_goes_on_from_them(saved: Rig) -> None:
+    """A rollout that begins anew puts its final rows under the keys that they would have."""
+    await saved.close()
+    fresh = Fresh(2)
+    restored = await fresh.restore(load_newest(saved.run.path), staging=False)
+    counted = [key for entry in restored.state.entries for key in entry.keys]
+    assert restored.staged == {}
+    assert sorted(fresh.plane.keys(), key=RowKey.encode) == sorted(counted, key=RowKey.encode)
+    assert restored.rows == len(counted)
+
+
+async def test_a_checkpoint_without_staged_rows_is_restored(saved: Rig) -> None:
+    """Absent staging is never an error: the group's generations begin anew."""
+    retried = saved.ledger.records()[1].group_id
+    saved.plane.clear(key for key in saved.plane.keys() if key.group_id == retried)  # noqa: SIM118 - no dictionary
+    async with saved.barrier.mutation("retry"):
+        pass  # staged rows come and go without a slot: something else has to change for a cut to be taken
+    assert (await saved.save()).outcome == "completed"
+    fresh = Fresh(2)
+
+    restored = await fresh.restore(load_newest(saved.run.path))
+
+    assert restored.staged == {}
+    assert retried in fresh.ledger
+    assert len(fresh.plane.keys()) == restored.rows == 4
+
+
+async def test_a_restored_generation_goes_on_where_its_chunks_end(saved: Rig) -> None:
+    """The next chunk is put, saved and restored once more, beside those of the first life."""
+    path, retried = saved.run.path, saved.ledger.records()[1].group_id
+    await saved.close()
+    rig = Rig(path, resume=True)
+    targets = RestoreTargets(
+        staging=True,
+        barrier=rig.barrier,
+        sampler=WindowedSampler(rig.barrier),
+        accounting=rig.accounting,
+        spares=rig.spares,
+        buffer=rig.buffer,
+        ledger=rig.ledger,
+        dataplane=rig.plane,
+    )
+    loaded = load_newest(path)
+    restored = await restore_into(loaded, targets, incarnation=2)
+    rig.run.record_restored(loaded.state)
+    rig.cursor, rig.step, rig.position = restored.state.sampler.cursor, restored.step, restored.position
+    rig.saver = rig.checkpointer(restored=loaded.state)
+
+    rig.stage(retried, "g1/c2", attempt=1)
+
+    assert (await rig.save()).outcome == "completed"
+    again = await Fresh(3).restore(load_newest(path))
+    assert again.staged == {
+        retried: tuple(rig.keys(retried, "g0/final g1/c0 g1/c1 g1/c2", attempt=1, incarnation=3))
+    }
+    await rig.close()
 
 
 async def test_an_unstarted_claim_comes_back_as_ready(saved: Rig) -> None:
@@ -201,9 +267,7 @@ async def test_a_second_restore_restores_what_the_first_one_did(saved: Rig, tmp_
         dataplane=rig.plane,
     )
     restored = await restore_into(loaded, targets, incarnation=2)
-    rig.run.record_restored(
-        before.cut_id, step=before.step, source_incarnation=before.incarnation, parent_cut=before.parent_cut
-    )
+    rig.run.record_restored(before)
     rig.cursor, rig.step, rig.position = restored.state.sampler.cursor, restored.step, restored.position
     assert (await rig.save()).outcome == "completed"
 
@@ -501,6 +565,40 @@ async def test_a_suspect_is_restored_without_the_groups_at_fault(saved: Rig) -> 
     assert guilty not in fresh.spares
     assert fresh.accounting.statistics().dropped["violation"] == 1
     assert critical(check_cut(restored.state)) == []
+
+
+async def test_a_group_that_a_suspect_restore_drops_loses_its_staged_rows(saved: Rig) -> None:
+    """Rows of a group that nobody owns any more would never be cleared."""
+    retried = saved.ledger.records()[1].group_id
+    path, guilty = newest(saved), {"epoch": 0, "position": 5, "index": 5}
+    reseal(path, "spares.json", lambda body: body["spares"].append(guilty))
+    path.rename(path.with_name("step_1.suspect"))
+    fresh = Fresh(2)
+
+    restored = await fresh.restore(load_newest(saved.run.path, accept_suspect=True))
+
+    assert restored.dropped == (retried,)
+    assert restored.staged == {}
+    assert {key.group_id for key in fresh.plane.keys()} == {item.group_id for item in fresh.buffer.ready()}  # noqa: SIM118 - no dictionary
+
+
+async def test_a_suspect_cut_is_written_with_its_staged_rows(tmp_path: Path) -> None:
+    """Refused for another group's fault, it still holds what the others had staged."""
+
+    def broken(captured: CapturedCut, _parent: CutState | None) -> list[Violation]:
+        return [
+            Violation("single_owner", "critical", "two owners", groups=(captured.state.ledger[0].group_id,))
+        ]
+
+    rig = Rig(tmp_path / "run", verify=broken)
+    _, flying = await rig.read(), await rig.read()
+    rig.stage(flying, "g0/c0 g0/c2 g1/final")
+    assert (await rig.save()).outcome == "refused"
+
+    restored = await Fresh(2).restore(load_newest(rig.run.path, accept_suspect=True))
+
+    assert restored.staged == {flying: tuple(rig.keys(flying, "g0/c0 g1/final", incarnation=2))}
+    await rig.close()
 
 
 async def test_a_suspect_that_lost_a_prompt_books_it_as_dropped(saved: Rig) -> None:

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from quiesce.checkpoint.cut import CutState
 from quiesce.checkpoint.journal import JournalRecord, read_journal, surviving
 from quiesce.checkpoint.runfolder import CheckpointName, RunFolder
 from quiesce.errors import (
@@ -20,6 +22,7 @@ from quiesce.errors import (
     RunFolderLockedError,
 )
 from tests.save_rig import watched_disk
+from tests.unit.checkpoint.cuts import clean_cut
 
 
 def test_names_sort_from_the_oldest_to_the_newest() -> None:
@@ -226,6 +229,11 @@ def trained(run: RunFolder, step: int, *groups: str) -> None:
     run.journal.append("trained", run.incarnation, step=step, groups=groups)
 
 
+def cut(cut_id: str, *, step: int, incarnation: int, parent: str | None) -> CutState:
+    """Return a cut to restore; a folder looks at nothing else of it."""
+    return replace(clean_cut(), cut_id=cut_id, step=step, incarnation=incarnation, parent_cut=parent)
+
+
 def start(path: Path) -> RunFolder:
     """Open a folder and start an incarnation."""
     run = RunFolder.open(path, resume=True)
@@ -240,7 +248,7 @@ def test_what_was_trained_after_the_restored_cut_is_rolled_back(tmp_path: Path) 
         run.journal.append("published", 1, step=1, cut_id="c1")
         trained(run, 2, "b")
     with start(tmp_path) as run:
-        undone = run.record_restored("c1", step=1, source_incarnation=1, parent_cut=None)
+        undone = run.record_restored(cut("c1", step=1, incarnation=1, parent=None))
         assert [record.groups for record in undone] == [("b",)]
         trained(run, 2, "b", "x")
     records = read_journal(tmp_path / "lineage.jsonl")
@@ -263,11 +271,11 @@ def test_a_restore_further_back_undoes_whole_incarnations_once(tmp_path: Path) -
         trained(run, 1, "a")
         trained(run, 2, "b")
     with start(tmp_path) as run:
-        run.record_restored("c1", step=1, source_incarnation=1, parent_cut="c0")
+        run.record_restored(cut("c1", step=1, incarnation=1, parent="c0"))
         trained(run, 2, "c")
         trained(run, 3, "d")
     with start(tmp_path) as run:
-        undone = run.record_restored("c1", step=1, source_incarnation=1, parent_cut="c0")
+        undone = run.record_restored(cut("c1", step=1, incarnation=1, parent="c0"))
         assert [record.groups for record in undone] == [("c",), ("d",)]
         assert run.lineage == {"c1", "c0"}
         assert run.restored_from == "c1"
@@ -282,7 +290,7 @@ def test_marks_that_a_crash_left_unmade_are_made_by_the_next_restore(tmp_path: P
     with start(tmp_path) as run:
         run.journal.append("rolled_back", 1, step=2, cut_id="c1", groups=("a",))
     with start(tmp_path) as run:
-        undone = run.record_restored("c1", step=1, source_incarnation=1, parent_cut=None)
+        undone = run.record_restored(cut("c1", step=1, incarnation=1, parent=None))
         assert [record.groups for record in undone] == [("b",)]
 
 
@@ -292,10 +300,10 @@ def test_the_lineage_follows_parents_through_restores(tmp_path: Path) -> None:
         for number, parent in ((0, None), (1, "c0"), (2, "c1")):
             run.journal.append("published", 1, step=number, cut_id=f"c{number}", parent_cut=parent)
     with start(tmp_path) as run:
-        run.record_restored("c1", step=1, source_incarnation=1, parent_cut="c0")
+        run.record_restored(cut("c1", step=1, incarnation=1, parent="c0"))
         run.journal.append("published", 2, step=2, cut_id="d2", parent_cut="c1")
     with start(tmp_path) as run:
-        run.record_restored("d2", step=2, source_incarnation=2, parent_cut="c1")
+        run.record_restored(cut("d2", step=2, incarnation=2, parent="c1"))
         assert run.lineage == {"d2", "c1", "c0"}
 
 

@@ -28,8 +28,8 @@ from quiesce.errors import (
     TrainerStateError,
 )
 from quiesce.invariants import Violation
-from quiesce.types import PHASES, GroupRecord
-from tests.save_rig import RecordingFence, Rig, broken, journal_events, watched_disk
+from quiesce.types import PHASES, GroupRecord, RowKey
+from tests.save_rig import GENERATIONS, RecordingFence, Rig, broken, journal_events, watched_disk
 
 
 @pytest.fixture
@@ -321,6 +321,127 @@ async def test_a_cut_that_lost_rows_is_kept_with_those_that_are_left(tmp_path: P
         await rig.close()
 
 
+async def evicted(rig: Rig) -> list[RowKey]:
+    """Drop a ready group; return the keys of its rows, which nobody owns and nobody has cleared."""
+    group = await rig.finished()
+    async with rig.barrier.mutation("group_removal") as cut:
+        (entry,) = rig.buffer.evict(cut, [group])
+        rig.accounting.dropped(cut, [entry.prompt], "evicted")
+    return list(entry.keys)
+
+
+async def test_a_row_that_nobody_owns_and_nobody_clears_is_reported(tmp_path: Path) -> None:
+    """It costs room and refuses nothing; a group in flight owns what its attempt has put."""
+    rig = Rig(tmp_path / "run", settling=list)
+    await evicted(rig)
+    rig.stage(await rig.read(), "g0/c0 g0/c2 g1/final g1/c0")
+
+    result = await rig.save()
+
+    assert result.outcome == "completed"
+    assert rig.seen.violations == ["rows_not_orphaned"]
+    assert len(result.violations[0].evidence["orphans"]) == GENERATIONS
+    await rig.close()
+
+
+async def test_rows_whose_clear_was_queued_at_the_cut_are_no_orphans(tmp_path: Path) -> None:
+    """They are cleared as soon as the fence reopens, long before the cut is judged: the queue was read before."""
+    queue: list[RowKey] = []
+    fence = RecordingFence()
+    rig = Rig(tmp_path / "run", fence=fence, settling=lambda: tuple(queue))
+
+    async def reopen() -> None:
+        fence.calls.append("reopen")
+        rig.plane.clear(queue)
+        queue.clear()
+
+    fence.reopen = reopen  # type: ignore[method-assign] # a fence that lets a clear through at once
+    queue += await evicted(rig)
+
+    result = await rig.save()
+
+    assert (result.outcome, queue) == ("completed", [])
+    assert rig.seen.violations == []
+    await rig.close()
+
+
+async def test_a_clear_that_ends_inside_the_window_explains_its_rows(tmp_path: Path) -> None:
+    """No fence holds it back, as of a worker that was given up: the snapshot has its rows, the queue afterwards has not."""
+    reads: list[list[RowKey]] = []
+    rig = Rig(tmp_path / "run", settling=lambda: reads.pop(0))
+    reads += [await evicted(rig), []]
+
+    await rig.save()
+
+    assert (reads, rig.seen.violations) == ([], [])
+    await rig.close()
+
+
+async def test_rows_that_were_handed_over_while_the_window_drained_are_no_orphans(tmp_path: Path) -> None:
+    """A slot that was open when the save began still ended a group's ownership."""
+    reads: list[list[RowKey]] = []
+    rig = Rig(tmp_path / "run", settling=lambda: reads.pop(0))
+    reads += [[], await evicted(rig)]
+
+    await rig.save()
+
+    assert (reads, rig.seen.violations) == ([], [])
+    await rig.close()
+
+
+async def test_what_waits_for_a_clear_is_read_outside_the_window_and_inside_the_fence(tmp_path: Path) -> None:
+    """The window is not longer for it, and no clear can end between the instant and the second read."""
+    at: list[tuple[str, ...]] = []
+    fence = RecordingFence()
+
+    def read() -> list[RowKey]:
+        at.append((*fence.calls, saving.barrier.statistics().phase))
+        return []
+
+    saving = Rig(tmp_path / "run", fence=fence, settling=read)
+    await saving.save()
+
+    assert at == [("close", "open")] * 2
+    assert fence.calls == ["close", "verify", "reopen"]
+    await saving.close()
+
+
+async def test_a_queue_that_cannot_be_read_costs_no_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said in the log, and no row is taken for an orphan."""
+
+    def broken_queue() -> list[RowKey]:
+        raise LookupError("no queue")
+
+    rig = Rig(tmp_path / "run", settling=broken_queue)
+    await evicted(rig)
+
+    result = await rig.save()
+
+    assert (result.outcome, rig.seen.violations) == ("completed", [])
+    assert "could not be read" in caplog.text
+    await rig.close()
+
+
+async def test_keys_are_let_go_of_once_the_rows_are_written(rig: Rig) -> None:
+    """Those of a large store are a large set: read once, to judge the cut and to write it, and not kept any longer."""
+    known: dict[str, bool] = {}
+
+    class Looking:
+        def phase_started(self, _cut_id: str, phase: str) -> None:
+            attempt = rig.saver._writing  # noqa: SLF001 - to see what it holds
+            if attempt is not None:
+                known[phase] = attempt.present is not None
+
+    rig.hub.subscribe(Looking())
+    await rig.finished()
+
+    await rig.save()
+
+    assert known == {"verify": False, "write": True, "publish": False}
+
+
 async def test_one_suspect_is_kept(tmp_path: Path) -> None:
     """A later suspect takes the place of the one before, whatever their steps."""
     rig = Rig(tmp_path / "run", verify=broken)
@@ -424,7 +545,7 @@ async def test_a_run_that_goes_on_from_an_older_cut_sets_the_undone_future_aside
 
     resumed = Rig(tmp_path / "run", resume=True)
     restored = states[1]
-    resumed.run.record_restored(restored.cut_id, step=1, source_incarnation=1, parent_cut=restored.parent_cut)
+    resumed.run.record_restored(restored)
     resumed.saver = resumed.checkpointer(keep=9, restored=restored, verify=lambda _cut, _parent: [])
     resumed.step = 2
     resumed.barrier.restore_version(restored.mutation_version)

@@ -14,10 +14,10 @@ from quiesce.checkpoint import documents, write
 from quiesce.checkpoint.cut import CapturedCut
 from quiesce.checkpoint.fence import Fence, NoFence
 from quiesce.checkpoint.shielding import finish, in_thread
-from quiesce.dataplane import read_metadata
+from quiesce.dataplane import read_inventory, read_metadata
 from quiesce.errors import MissingRowError
 from quiesce.threads import DaemonExecutor
-from tests.save_rig import Rig, until, watched_disk
+from tests.save_rig import GENERATIONS, Rig, until, watched_disk
 from tests.unit.checkpoint.test_capture import captured
 
 
@@ -55,15 +55,65 @@ async def test_rows_carry_the_digest_of_the_ledger(rig: Rig, threads: DaemonExec
     assert metadata["cut_id"] == found.state.cut_id
 
 
-async def test_only_rows_that_the_cut_counts_are_written(rig: Rig, threads: DaemonExecutor) -> None:
-    """Rows that were put for a group that is not buffered yet stay out."""
-    group, flying = await rig.finished(), await rig.read()
-    rig.put(flying)
+async def test_only_counted_and_staged_rows_are_written(rig: Rig, threads: DaemonExecutor) -> None:
+    """What ended, an attempt that was given up, a chunk after a gap and chunks beside a final row stay out."""
+    ready, flying, retried, ended = (
+        await rig.finished(),
+        await rig.read(),
+        await rig.read(),
+        await rig.finished(),
+    )
+    async with rig.barrier.mutation("retry") as cut:
+        rig.ledger.retry_group(cut, retried)
+    async with rig.barrier.mutation("group_removal") as cut:
+        rig.buffer.evict(cut, [ended])  # its rows wait for their clear
+    rig.stage(flying, "g0/c0 g0/c1 g0/c3 g1/final g1/c0 g2/c1")
+    rig.stage(retried, "g0/c0 g0/final")
+    rig.stage(retried, "g1/c0", attempt=1)
     found = await captured(rig)
-    assert {key.group_id for key in write.counted_rows(found.state)} == {group}
-    cut = await written(rig, found, threads)
-    assert cut.rows.rows == 2
-    assert cut.num_bytes == sum(path.stat().st_size for path in cut.folder.rglob("*") if path.is_file())
+    assert {key.group_id for key in write.counted_rows(found.state)} == {ready}
+
+    folder = await written(rig, found, threads)
+
+    staged = {*rig.keys(flying, "g0/c0 g0/c1 g1/final"), *rig.keys(retried, "g1/c0", attempt=1)}
+    (entry,) = rig.buffer.ready()
+    assert set(read_inventory(folder.folder, folder.rows.names)) == {*entry.keys, *staged}
+    assert folder.rows.rows == GENERATIONS + len(staged)
+    assert folder.num_bytes == sum(path.stat().st_size for path in folder.folder.rglob("*") if path.is_file())
+
+
+async def test_staged_rows_are_those_of_the_instant(rig: Rig, threads: DaemonExecutor) -> None:
+    """What is put after the cut stays out, and what is cleared after it is written all the same."""
+    flying, finishing = await rig.read(), await rig.read()
+    chunks = rig.stage(flying, "g0/c0")
+    before = rig.stage(finishing, "g0/c0")
+    found = await captured(rig)
+    rig.stage(flying, "g0/c1 g1/final")
+    rig.stage(finishing, "g0/final")
+    rig.plane.clear(before)
+
+    folder = await written(rig, found, threads)
+
+    assert set(read_inventory(folder.folder, folder.rows.names)) == {*chunks, *before}
+
+
+async def test_keys_that_were_read_already_are_not_read_again(
+    rig: Rig, threads: DaemonExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading all keys of a large store is most of what looking for staged rows costs."""
+    rig.stage(await rig.read(), "g0/c0 g0/c1")
+    found = await captured(rig)
+    present = frozenset(found.snapshot.keys())
+    monkeypatch.setattr(type(found.snapshot), "keys", lambda *_: pytest.fail("read again"))
+
+    try:
+        folder = await write.write_cut(
+            rig.run.path / "cut", found, await rig.trainer.stage(), threads, present=present
+        )
+    finally:
+        found.snapshot.release()
+
+    assert folder.rows.rows == 2
 
 
 async def test_a_row_that_the_index_names_and_the_cut_lacks_is_an_error(

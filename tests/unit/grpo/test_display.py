@@ -45,7 +45,7 @@ def step(hub: Hub, number: int, metrics: Mapping[str, float], outcome: str = "co
 
 def save(hub: Hub, number: int, outcome: str = "completed", reason: str = "") -> None:
     """Report a save and its phases."""
-    hub.fire("window_closed", "cut", 50_000, 130_000, "completed")
+    hub.fire("window_closed", "cut", 50_000, 130_000, "completed", 0)
     for phase, ns in (("drain", 99), ("exclusive", 99), ("stage", 3_000_000), ("write", 60_000_000)):
         hub.fire("phase_ended", "cut", phase, ns, "completed")
     hub.fire("checkpoint_ended", "cut", number, outcome, reason, GROUPS, 8, 1000)
@@ -170,7 +170,37 @@ def test_a_run_that_did_nothing_has_a_summary_too(hub: Hub) -> None:
 
     console.print(shown.summary(summary))
 
-    assert "mean reward" not in console.export_text()
+    text = console.export_text()
+    assert "mean reward" not in text
+    assert "reused" not in text
+
+
+def test_a_resumed_run_says_how_much_it_did_not_have_to_generate_again(hub: Hub) -> None:
+    """Tokens and groups that calls went on from, also if there were none; while it runs, and at its end."""
+    summary = RunSummary(
+        outcome="stopped",
+        step=0,
+        trainer_version=0,
+        read=0,
+        trained=0,
+        dropped={},
+        last_save=None,
+        save_failed=False,
+    )
+    for reused, told in (
+        ({}, "0 staged tokens of 0 groups"),
+        ({"a": 7, "b": 5}, "12 staged tokens of 2 groups"),
+    ):
+        shown, _ = plain(hub)
+        console = Console(file=io.StringIO(), width=80, record=True)
+        with shown:
+            hub.fire("restore_ended", "completed", "", {}, GROUPS)
+            for group, tokens in reused.items():
+                hub.fire("tokens_reused", group, tokens)
+            console.print(shown._draw())  # noqa: SLF001 - what a terminal shows
+        console.print(shown.summary(summary))
+
+        assert len(re.findall(rf"reused +{told}", console.export_text())) == 2
 
 
 def test_a_terminal_gets_a_drawing_and_the_cursor_back(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from quiesce import GenerationRequest
+from quiesce import GenerationRequest, GroupResult
 from quiesce.errors import GenerationTimeoutError
 from quiesce_grpo.config import EngineConfig
 from quiesce_grpo.engine import RolloutEngine
@@ -57,6 +57,12 @@ async def build(policy: Policy, tokenizer: Tokenizer, task: Task) -> AsyncIterat
         await engine.close(timeout=5.0)
 
 
+def rows_of(result: GroupResult) -> list[dict[str, torch.Tensor]]:
+    """Return the rows of a group that an engine without a run answered."""
+    assert result.rows is not None
+    return [{name: torch.as_tensor(value) for name, value in row.items()} for row in result.rows]
+
+
 class Gate:
     """Holds an engine's forward passes in their thread until it is opened."""
 
@@ -83,8 +89,8 @@ async def test_a_group_has_one_scored_row_for_each_generation(
     """Fields, shapes and types are those that training reads, and they say what the policy did."""
     result = await build().generate(request(task, 5))
 
-    assert len(result.rows) == 4
-    for row in result.rows:
+    assert len(rows_of(result)) == 4
+    for row in rows_of(result):
         completion = row["completion_tokens"].tolist()
         assert tokenizer.decode(row["prompt_tokens"].tolist()) == task[5].prompt
         assert row["reward"].tolist() == pytest.approx([task.score(task[5], tokenizer.decode(completion))])
@@ -93,8 +99,8 @@ async def test_a_group_has_one_scored_row_for_each_generation(
         with torch.no_grad():
             scored = token_logprobs(policy, [row["prompt_tokens"].tolist()], [completion], temperature=1.0)
         torch.testing.assert_close(scored.logprobs[0], row["behaviour_logprobs"], rtol=1e-4, atol=1e-4)
-    assert result.stats["tokens"] == sum(len(row["completion_tokens"]) for row in result.rows)
-    assert result.stats["reward"] == pytest.approx(sum(float(row["reward"]) for row in result.rows) / 4)
+    assert result.stats["tokens"] == sum(len(row["completion_tokens"]) for row in rows_of(result))
+    assert result.stats["reward"] == pytest.approx(sum(float(row["reward"]) for row in rows_of(result)) / 4)
 
 
 async def test_concurrent_calls_share_a_batch(build: Build, task: Task, tokenizer: Tokenizer) -> None:
@@ -105,7 +111,7 @@ async def test_concurrent_calls_share_a_batch(build: Build, task: Task, tokenize
 
     assert engine.statistics().batches == 1
     assert engine.statistics().finished == 10
-    assert [tokenizer.decode(result.rows[0]["prompt_tokens"].tolist()) for result in results] == [
+    assert [tokenizer.decode(rows_of(result)[0]["prompt_tokens"].tolist()) for result in results] == [
         task[index].prompt for index in range(10)
     ]
 
@@ -119,8 +125,8 @@ async def test_a_completion_does_not_depend_on_how_calls_were_batched(build: Bui
 
     assert together.statistics().batches == 1
     assert apart.statistics().batches == 6
-    assert [[row["completion_tokens"].tolist() for row in result.rows] for result in many] == [
-        [row["completion_tokens"].tolist() for row in result.rows] for result in single
+    assert [[row["completion_tokens"].tolist() for row in rows_of(result)] for result in many] == [
+        [row["completion_tokens"].tolist() for row in rows_of(result)] for result in single
     ]
 
 
@@ -132,8 +138,8 @@ async def test_another_attempt_draws_other_tokens(build: Build, task: Task) -> N
         await engine.generate(request(task, 1, attempt=attempt, generations=16)) for attempt in (0, 1)
     ]
 
-    assert [row["completion_tokens"].tolist() for row in first.rows] != [
-        row["completion_tokens"].tolist() for row in retry.rows
+    assert [row["completion_tokens"].tolist() for row in rows_of(first)] != [
+        row["completion_tokens"].tolist() for row in rows_of(retry)
     ]
 
 
@@ -195,7 +201,7 @@ async def test_a_hung_batch_costs_its_own_calls_and_its_worker(
         await hung
     gate.open.set()
 
-    assert len(served.rows) == 4
+    assert len(rows_of(served)) == 4
     statistics = engine.statistics()
     assert (statistics.workers, statistics.abandoned_workers) == (1, 1)
     assert (statistics.finished, statistics.failed, statistics.running) == (1, 1, 0)
@@ -214,7 +220,7 @@ async def test_rows_carry_the_version_of_the_weights_that_drew_them(
 
     assert (before.version_from, before.version_to) == (0, 0)
     assert (after.version_from, after.version_to) == (1, 1)
-    row = after.rows[0]
+    row = rows_of(after)[0]
     with torch.no_grad():
         scored = token_logprobs(
             newer, [row["prompt_tokens"].tolist()], [row["completion_tokens"].tolist()], temperature=1.0
@@ -388,4 +394,4 @@ async def test_two_workers_serve_two_batches_at_once(
     served = await engine.generate(request(task, 2))
     release.set()
 
-    assert len(served.rows) == len((await blocked).rows) == 4
+    assert len(rows_of(served)) == len(rows_of(await blocked)) == 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -162,9 +162,7 @@ def test_a_completion_ends_with_its_end_token_or_at_the_longest_length(
         assert len(one.tokens) == len(one.logprobs)
 
 
-def test_each_completion_knows_the_versions_that_drew_its_first_and_last_token(
-    policy: Policy, tokenizer: Tokenizer
-) -> None:
+def test_each_completion_knows_the_version_that_drew_each_token(policy: Policy, tokenizer: Tokenizer) -> None:
     """The version is asked for before each token, so a shorter completion ends at an earlier one."""
     versions: Iterator[int] = iter(range(10, 20))
 
@@ -177,8 +175,8 @@ def test_each_completion_knows_the_versions_that_drew_its_first_and_last_token(
     )
 
     assert completions is not None
+    assert all(one.versions == list(range(10, 10 + len(one.tokens))) for one in completions[0])
     assert {one.version_from for one in completions[0]} == {10}
-    assert all(one.version_to == 10 + len(one.tokens) - 1 for one in completions[0])
     assert len({one.version_to for one in completions[0]}) > 1
 
 
@@ -232,3 +230,158 @@ def test_a_policy_that_diverged_is_an_error_and_not_a_token(policy: Policy, toke
 
     with pytest.raises(NonFinitePolicyError, match="version 4"):
         drawn(policy, [prompt_of(tokenizer, "1 + 2 =")])
+
+
+# ------------------------------------------------------------------------------------------------- going on
+
+
+def cut(one: Completion, length: int) -> Completion:
+    """Return the beginning of a completion, as it was while it was drawn."""
+    return Completion(one.tokens[:length], one.logprobs[:length], one.versions[:length])
+
+
+def resumed(
+    policy: Policy, prompts: list[SamplePrompt], lengths: list[list[int]], *, max_new_tokens: int = 8
+) -> tuple[list[list[Completion]], list[list[Completion]]]:
+    """Sample, then sample again from beginnings of these lengths; return both."""
+    whole = drawn(policy, prompts, max_new_tokens=max_new_tokens)
+    begun = [
+        SamplePrompt(
+            prompt.tokens,
+            prompt.keys,
+            [cut(one, length) for one, length in zip(group, wanted, strict=True)],
+        )
+        for prompt, group, wanted in zip(prompts, whole, lengths, strict=True)
+    ]
+    return whole, drawn(policy, begun, max_new_tokens=max_new_tokens)
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 7, 8])
+def test_a_completion_goes_on_exactly_where_it_was_left(
+    policy: Policy, tokenizer: Tokenizer, length: int
+) -> None:
+    """With the same weights its tokens are those of a completion that nobody interrupted, wherever it was cut."""
+    prompts = [prompt_of(tokenizer, text, 4) for text in TEXTS]
+
+    whole, again = resumed(policy, prompts, [[length] * 4 for _ in TEXTS])
+
+    for group, group_again in zip(whole, again, strict=True):
+        for one, other in zip(group, group_again, strict=True):
+            assert other.tokens == one.tokens
+            assert other.finished == one.finished
+            assert other.logprobs[:length] == one.logprobs[:length]
+            torch.testing.assert_close(other.logprobs, one.logprobs, rtol=1e-4, atol=1e-4)
+
+
+def test_beginnings_of_different_lengths_go_on_side_by_side(policy: Policy, tokenizer: Tokenizer) -> None:
+    """Generations of one prompt, and prompts of one batch, were cut at different places, some not begun at all."""
+    prompts = [prompt_of(tokenizer, text, 4) for text in TEXTS]
+
+    whole, again = resumed(policy, prompts, [[0, 5, 1, 8], [2, 0, 0, 3], [0, 0, 0, 0], [8, 8, 7, 1]])
+
+    assert [[one.tokens for one in group] for group in again] == [
+        [one.tokens for one in group] for group in whole
+    ]
+    assert [[one.finished for one in group] for group in again] == [
+        [one.finished for one in group] for group in whole
+    ]
+
+
+def test_what_was_begun_keeps_its_logprobs_and_versions(policy: Policy, tokenizer: Tokenizer) -> None:
+    """The weights of a resume are others; what the old ones drew is still theirs."""
+    prompt = prompt_of(tokenizer, "1 + 2 =", 2)
+    begun = [Completion([3, 4], [-0.25, -0.5], [1, 2]), Completion([5], [-0.125], [1])]
+
+    (first, second) = drawn(policy, [SamplePrompt(prompt.tokens, prompt.keys, begun)])[0]
+
+    assert (first.tokens[:2], first.logprobs[:2], first.versions[:2]) == ([3, 4], [-0.25, -0.5], [1, 2])
+    assert (second.tokens[0], second.logprobs[0], second.versions[0]) == (5, -0.125, 1)
+    assert set(first.versions[2:]) == {4}
+    assert (first.version_from, first.version_to) == (1, 4)
+    assert begun[0].tokens == [3, 4]
+
+
+def test_a_completion_that_was_over_is_returned_as_it_came(policy: Policy, tokenizer: Tokenizer) -> None:
+    """Nothing is drawn behind an end token or past the longest length; if all are over, the model does not run."""
+    prompt = prompt_of(tokenizer, "1 + 2 =", 2)
+    over = [Completion([3, tokenizer.eos_id], [-1.0, -1.0], [0, 0]), Completion([4] * 8, [-1.0] * 8, [0] * 8)]
+    asked: list[int] = []
+
+    def version() -> int:
+        asked.append(1)
+        return 4
+
+    completions = sample(
+        policy,
+        [SamplePrompt(prompt.tokens, prompt.keys, over)],
+        max_new_tokens=8,
+        temperature=1.0,
+        version=version,
+    )
+
+    assert completions == [
+        [
+            Completion([3, tokenizer.eos_id], [-1.0, -1.0], [0, 0], finished=True),
+            Completion([4] * 8, [-1.0] * 8, [0] * 8, finished=False),
+        ]
+    ]
+    assert asked == []
+
+
+def test_a_completion_that_was_over_takes_no_part_in_its_batch(policy: Policy, tokenizer: Tokenizer) -> None:
+    """The others are drawn as if it were not there."""
+    prompt = prompt_of(tokenizer, "1 + 2 =", 3)
+    whole = drawn(policy, [prompt])[0]
+    over = Completion([3, tokenizer.eos_id], [-1.0, -1.0], [0, 0])
+
+    mixed = drawn(policy, [SamplePrompt(prompt.tokens, prompt.keys, [Completion(), over, Completion()])])[0]
+
+    assert [mixed[place].tokens for place in (0, 2)] == [whole[place].tokens for place in (0, 2)]
+    assert mixed[1].tokens == over.tokens
+
+
+def test_progress_shows_what_was_drawn_so_far(policy: Policy, tokenizer: Tokenizer) -> None:
+    """At each multiple of so many tokens, before the next is drawn, and not once all is over."""
+    prompts = [prompt_of(tokenizer, text, 6) for text in TEXTS]
+    whole = drawn(policy, prompts, max_new_tokens=7)
+    seen: list[list[list[tuple[int, ...]]]] = []
+
+    def progress(completions: Sequence[Sequence[Completion]]) -> None:
+        seen.append([[tuple(one.tokens) for one in group] for group in completions])
+
+    again = sample(
+        policy,
+        prompts,
+        max_new_tokens=7,
+        temperature=1.0,
+        version=lambda: 4,
+        progress=progress,
+        progress_tokens=2,
+    )
+
+    assert again == whole
+    assert max(len(one.tokens) for group in whole for one in group) == 7
+    assert seen == [
+        [[tuple(one.tokens[:length]) for one in group] for group in whole] for length in (2, 4, 6)
+    ]
+
+
+def test_a_completion_that_ended_is_finished_in_the_progress_too(
+    policy: Policy, tokenizer: Tokenizer
+) -> None:
+    """So a chunk that holds its end token can be told from one that stopped in the middle."""
+    seen: list[bool] = []
+
+    sample(
+        policy,
+        [prompt_of(tokenizer, text, 20) for text in TEXTS],
+        max_new_tokens=6,
+        temperature=1.0,
+        version=lambda: 4,
+        progress=lambda completions: seen.extend(
+            one.finished == (tokenizer.eos_id in one.tokens) for group in completions for one in group
+        ),
+    )
+
+    assert seen
+    assert all(seen)

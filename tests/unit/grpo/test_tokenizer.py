@@ -43,3 +43,10 @@ def test_an_alphabet_holds_each_character_once() -> None:
     """A doubled character would have two ids."""
     with pytest.raises(VocabularyError, match="given twice"):
         CharacterTokenizer("aba")
+
+
+def test_every_token_of_characters_is_a_whole_one() -> None:
+    """A vocabulary of characters can be cut anywhere."""
+    tokenizer = CharacterTokenizer("ab€")
+
+    assert [tokenizer.whole(tokenizer.encode("a€b")[:length]) for length in range(4)] == [0, 1, 2, 3]

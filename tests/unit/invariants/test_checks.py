@@ -309,6 +309,11 @@ def test_rows_present_catches_a_missing_row(position: int) -> None:
         RowKey(INCARNATION, ref(4).group_id, 0, 1),
         RowKey(INCARNATION, ref(8).group_id, 0, 1),
         RowKey(INCARNATION - 1, ref(4).group_id, 0, 0),
+        RowKey(INCARNATION, ref(8).group_id, 0, 3, 0),
+        RowKey(INCARNATION, ref(4).group_id, 0, 0, 0),
+        RowKey(INCARNATION, ref(9).group_id, 0, 0, 0),
+        RowKey(INCARNATION - 1, ref(8).group_id, 0, 2, 0),
+        RowKey(INCARNATION, ref(8).group_id, 0, 2, 1),
     ],
     ids=[
         "trained",
@@ -316,10 +321,15 @@ def test_rows_present_catches_a_missing_row(position: int) -> None:
         "another attempt",
         "an old attempt in flight",
         "another incarnation",
+        "a later attempt in flight",
+        "a chunk of a ready group",
+        "a chunk of a spare",
+        "a chunk of another incarnation",
+        "a chunk after a gap",
     ],
 )
 def test_rows_present_catches_a_row_on_disk_that_nobody_counts(key: RowKey) -> None:
-    """A checkpoint holds exactly the rows of its index and staged rows of ledger groups; a live store may hold more."""
+    """A checkpoint holds exactly the rows of its index and usable staged ones of its ledger; a live store may hold more."""
     state = clean_cut()
     present = rows_of(state) | {key}
 
@@ -330,11 +340,27 @@ def test_rows_present_catches_a_row_on_disk_that_nobody_counts(key: RowKey) -> N
 
 
 def test_rows_present_takes_staged_rows_of_ledger_groups_on_disk() -> None:
-    """Final or chunk, of exactly the attempt that the ledger waits for."""
+    """Final or chunks, of exactly the attempt that the ledger waits for."""
     state = clean_cut()
-    staged = {RowKey(INCARNATION, ref(8).group_id, 0, 2, 0), RowKey(INCARNATION, ref(7).group_id, 1, 0)}
+    staged = {
+        RowKey(INCARNATION, ref(8).group_id, 0, 2, 0),
+        RowKey(INCARNATION, ref(8).group_id, 0, 2, 1),
+        RowKey(INCARNATION, ref(7).group_id, 1, 0),
+    }
 
     assert found("rows_present", state, CutFacts(rows=RowFacts(rows_of(state) | staged, on_disk=True))) == []
+
+
+def test_rows_present_catches_chunks_beside_a_final_row_on_disk() -> None:
+    """A save writes the final row alone; live, the chunks are the call's until it hands them over."""
+    state = clean_cut()
+    final, chunk = RowKey(INCARNATION, ref(7).group_id, 1, 0), RowKey(INCARNATION, ref(7).group_id, 1, 0, 0)
+    present = rows_of(state) | {final, chunk}
+
+    (violation,) = found("rows_present", state, CutFacts(rows=RowFacts(present, on_disk=True)))
+
+    assert violation.evidence == {"extra": [chunk.encode()]}
+    assert found("rows_not_orphaned", state, CutFacts(rows=RowFacts(present, settling=()))) == []
 
 
 @pytest.mark.parametrize(

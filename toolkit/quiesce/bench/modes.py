@@ -86,11 +86,13 @@ class _Watch:
     num_bytes: int = 0
     reasons: list[str] = field(default_factory=list)
 
-    def window_opened(self, window_id: str, drain_ns: int, delayed_by: object) -> None:
+    def window_opened(self, window_id: str, drain_ns: int, delayed_by: object, opened_ns: int) -> None:
         """The exclusive side is held."""
         self.exclusive = True
 
-    def window_closed(self, window_id: str, drain_ns: int, exclusive_ns: int, outcome: str) -> None:
+    def window_closed(
+        self, window_id: str, drain_ns: int, exclusive_ns: int, outcome: str, closed_ns: int
+    ) -> None:
         """It was left."""
         self.exclusive = False
         self.exclusive_ns = exclusive_ns

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 from quiesce.bench.stats import Spread, rounded
 
 __all__ = ["BenchReport", "Table", "shown", "shown_spread"]
+
+_Kind = Literal["at_most", "at_least", "exactly"]
+_SIGNS: Final[dict[_Kind, str]] = {"at_most": "≤", "at_least": "≥", "exactly": "="}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,12 @@ class BenchReport:
         results: What was measured.
         bars: The numbers that are promised to stay below a target.
         spreads: The spread behind each bar, where it is a median over rounds.
-        targets: The target of each bar: at most that, or at least (see ``at_least``).
+        targets: The target of each bar: at most that, unless it is in one of the next two.
         at_least: The bars whose target is a least value.
+        exactly: The bars that have to be their target.
         tables: The same for people.
+        answer: The same in a few lines of prose, where the benchmark was made to answer a question.
+        parts: The same in parts, where it fills several pages of the documentation; each part's name is its page's.
     """
 
     bench: str
@@ -61,6 +67,9 @@ class BenchReport:
     targets: Mapping[str, float]
     at_least: frozenset[str]
     tables: tuple[Table, ...]
+    exactly: frozenset[str] = frozenset()
+    answer: tuple[str, ...] = ()
+    parts: tuple[BenchReport, ...] = ()
 
     @property
     def missed(self) -> tuple[str, ...]:
@@ -76,18 +85,16 @@ class BenchReport:
             "results": [dict(result) for result in self.results],
             "bars": {name: rounded(value) for name, value in self.bars.items()},
             "spreads": {name: spread.to_json() for name, spread in self.spreads.items()},
-            "targets": {
-                name: {"at_least" if name in self.at_least else "at_most": target}
-                for name, target in self.targets.items()
-            },
+            "targets": {name: {self._kind(name): target} for name, target in self.targets.items()},
             "missed": [] if self.quick else list(self.missed),
+            **({"answer": list(self.answer)} if self.answer else {}),
         }
 
     def bars_table(self) -> Table:
         """Return the bars as a table."""
         rows = []
         for name, value in self.bars.items():
-            sign = "≥" if name in self.at_least else "≤"
+            sign = _SIGNS[self._kind(name)]
             verdict = "–" if self.quick else ("met" if self._met(name, value) else "missed")
             spread = self.spreads.get(name)
             rows.append(
@@ -102,9 +109,16 @@ class BenchReport:
             )
         return Table("Bars", ("bar", "measured", "quartiles", "rounds", "target", "verdict"), tuple(rows))
 
+    def _kind(self, name: str) -> _Kind:
+        if name in self.exactly:
+            return "exactly"
+        return "at_least" if name in self.at_least else "at_most"
+
     def _met(self, name: str, value: float) -> bool:
-        target = self.targets[name]
-        return value >= target if name in self.at_least else value <= target
+        target, kind = self.targets[name], self._kind(name)
+        if kind == "exactly":
+            return value == target
+        return value >= target if kind == "at_least" else value <= target
 
 
 def shown(value: float) -> str:

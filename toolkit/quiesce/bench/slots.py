@@ -1,8 +1,10 @@
-"""A bare mutation slot, and the drain of queued waiters, against the shape that they replace.
+"""A bare mutation slot, and the drain of queued waiters, against the shape that they replace; and what telemetry adds.
 
 Rule: both barriers are measured in every round, in turns, by the processor time of this thread: a slot that does
 not wait is pure computing, so what other processes take from it is not its cost. The time of the clock on the wall
 is reported beside it. Yield rule: :func:`run_slots` runs an event loop and blocks.
+
+What a slot costs with telemetry is measured by :mod:`quiesce.bench.telemetry`, in the same call.
 """
 
 from __future__ import annotations
@@ -58,9 +60,12 @@ def run_slots(*, quick: bool = False) -> BenchReport:
     Args:
         quick: Cut rounds and sizes down, to see that it works.
     """
+    from quiesce.bench import telemetry as added  # not for the other benchmarks: it loads OpenTelemetry
+
     plan = _QUICK if quick else _FULL
     machine = describe(Path(tempfile.gettempdir()))
     slots, drains = asyncio.run(_measure(plan))
+    costs = added.measure_telemetry(quick=quick)
     machine["load_average_after"] = load_average()
     quiet = slots["quiesce"], slots["upstream_shape"]
     bar = ratios([took.cpu for took in quiet[0]], [took.cpu for took in quiet[1]])
@@ -91,7 +96,7 @@ def run_slots(*, quick: bool = False) -> BenchReport:
         add("slot", barrier, plan.slots, found)
     for (barrier, count), found in drains.items():
         add("drain of one waiter", barrier, count, found)
-    return BenchReport(
+    own = BenchReport(
         bench="slots",
         quick=quick,
         machine=machine,
@@ -107,6 +112,29 @@ def run_slots(*, quick: bool = False) -> BenchReport:
                 tuple(rows),
             ),
         ),
+    )
+    of_telemetry = BenchReport(
+        bench="telemetry",
+        quick=quick,
+        machine=machine,
+        results=costs.results,
+        bars=costs.bars,
+        spreads=costs.spreads,
+        targets={name: target for name, target in added.TARGETS.items() if name in costs.bars},
+        at_least=added.AT_LEAST,
+        tables=costs.tables,
+    )
+    return BenchReport(
+        bench="slots",
+        quick=quick,
+        machine=machine,
+        results=[*own.results, *of_telemetry.results],
+        bars={**own.bars, **of_telemetry.bars},
+        spreads={**own.spreads, **of_telemetry.spreads},
+        targets={**own.targets, **of_telemetry.targets},
+        at_least=of_telemetry.at_least,
+        tables=(*own.tables, *of_telemetry.tables),
+        parts=(own, of_telemetry),
     )
 
 

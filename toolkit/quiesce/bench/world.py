@@ -261,7 +261,7 @@ class Writers:
         self._world.hub.unsubscribe(self)
         self._executor.shutdown(wait=False)
 
-    def slot_opened(self, kind: str, wait_ns: int) -> None:
+    def slot_opened(self, kind: str, wait_ns: int, opened_ns: int) -> None:
         """Note how long a slot was waited for."""
         self.longest_wait = max(self.longest_wait, wait_ns / 1e9)
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from quiesce.dataplane import durable
 from quiesce.dataplane.interface import FileDigest
 
 __all__ = [
@@ -98,7 +99,7 @@ def write_durable(path: Path, data: bytes | Iterable[bytes], *, name: str | None
             digest.update(piece)
             size += len(piece)
         before("fsync", path)
-        os.fsync(fd)
+        durable.fsync(fd, path)
     finally:
         os.close(fd)
     return FileDigest(path.name if name is None else name, size, digest.hexdigest())
@@ -136,7 +137,7 @@ def truncate(fd: int, path: Path, size: int) -> None:
 def fsync_file(fd: int, path: Path) -> None:
     """Make what was written to an open file durable."""
     before("fsync", path)
-    os.fsync(fd)
+    durable.fsync(fd, path)
 
 
 def hash_file(path: Path, *, name: str | None = None) -> FileDigest:
@@ -163,7 +164,7 @@ def hash_and_sync(path: Path, *, name: str | None = None) -> FileDigest:
     before("fsync", path)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        durable.fsync(fd, path)
     finally:
         os.close(fd)
     return hash_file(path, name=name)

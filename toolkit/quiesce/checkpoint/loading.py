@@ -22,7 +22,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -42,11 +42,12 @@ from quiesce.checkpoint.runfolder import CheckpointName
 from quiesce.dataplane.shards import read_inventory, read_metadata, read_rows
 from quiesce.errors import CorruptCheckpointError, DataPlaneError, DocumentError, RestoreRefusedError
 from quiesce.invariants import CutFacts, LedgerSeal, RowFacts, Violation, check_cut, critical
+from quiesce.staged_rows import staged_keys
 
 if TYPE_CHECKING:
     from quiesce.checkpoint.cut import CutState
     from quiesce.dataplane.interface import Row, TensorLibrary
-    from quiesce.types import RowKey
+    from quiesce.types import GroupRecord, RowKey
 
 __all__ = [
     "CHECKPOINTS",
@@ -100,7 +101,7 @@ class LoadedCheckpoint:
         info: Which one.
         manifest: Its manifest.
         state: The cut.
-        inventory: The rows in its files.
+        inventory: The rows in its files: those that the cut counts, and staged ones of its ledger's groups.
         seals: What the row files and the manifest say about the ledger.
         violations: What does not hold of it, judged alone.
         verify_ns: Nanoseconds that verifying and reading it took.
@@ -126,6 +127,15 @@ class LoadedCheckpoint:
             RowCorruptError: If a file has changed since it was verified.
         """
         return read_rows(self.info.path, self.manifest.row_files, tensors=tensors)
+
+    def staged(self, ledger: Iterable[GroupRecord] | None = None) -> tuple[RowKey, ...]:
+        """Return the keys of the usable staged rows, in the order of their encoded form.
+
+        Args:
+            ledger: Of which groups; None means all that its ledger holds.
+        """
+        ours = (key for key in self.inventory if key.incarnation == self.manifest.incarnation)
+        return staged_keys(ours, self.state.ledger_minus_buffer() if ledger is None else ledger)
 
     def facts(self, parent: CutState | None = None) -> CutFacts:
         """Return what is known beside the cut, to judge it again with its parent."""

@@ -5,10 +5,10 @@ gives way to the one before it, loudly, and is renamed ``corrupt-…`` so that n
 again; when checkpoints exist and none can be used, that is a refusal that names the part, never a silent
 start at step 0.
 
-Rows are filled first, under the new incarnation's keys, and only those that the cut counts. All control state
-then moves in one await-free ``recovery_restore`` slot. Yield rule: :func:`restore_into` suspends while rows
-are filled and for that slot; the rest blocks on the disk and belongs in a thread. Cancellation: what was
-filled stays in a store that nobody uses.
+Rows are filled first, under the new incarnation's keys: those that the cut counts, and, where generation goes on from
+them, the usable staged ones of its ledger's groups. All control state then moves in one await-free
+``recovery_restore`` slot. Yield rule: :func:`restore_into` suspends while rows are filled and for that slot; the
+rest blocks on the disk and belongs in a thread. Cancellation: what was filled stays in a store that nobody uses.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from quiesce.errors import (
 )
 from quiesce.invariants import Violation, check_cut, critical
 from quiesce.observers import Hub, default_hub
+from quiesce.staged_rows import by_group
 from quiesce.threads import DaemonExecutor
 from quiesce.types import BufferEntry, GroupRecord, RowKey
 
@@ -279,6 +280,8 @@ class RestoreTargets:
         apply: Called inside the slot with what was restored: to set whatever else belongs to the same instant
             (the
             committed position, the next admission id); must not suspend.
+        staging: Whether generation goes on from staged rows. Without, they are left in the checkpoint: a rollout that
+            begins anew puts final rows under the very keys that some of them have.
         hub: Where hooks go; None means the barrier's hub.
     """
 
@@ -293,6 +296,7 @@ class RestoreTargets:
     admission: Admission | None = None
     capacity: int | None = None
     apply: Callable[[Cut, RestoredRun], None] | None = None
+    staging: bool = False
     hub: Hub | None = None
 
 
@@ -304,9 +308,12 @@ class RestoredRun:
         info: The checkpoint.
         state: The cut as it is now in the owners: the new incarnation in every key, groups at fault taken
             out.
-        rows: Rows filled.
+        rows: Rows filled, counted and staged ones.
         dropped: Groups of a suspect checkpoint that were at fault and are dropped now.
         parts: Nanoseconds by part: ``verify``, ``rows``, ``documents``.
+        staged: For each group of the ledger that has any, the keys of its staged rows as they are in the store
+            now, in the order of their encoded form: of each generation the final row, or chunks from the first
+            on without a gap.
     """
 
     info: CheckpointInfo
@@ -314,6 +321,7 @@ class RestoredRun:
     rows: int
     dropped: tuple[str, ...]
     parts: Mapping[str, int] = field(hash=False)
+    staged: Mapping[str, tuple[RowKey, ...]] = field(hash=False)
 
     @property
     def step(self) -> int:
@@ -365,10 +373,12 @@ async def restore_into(
         state = _rewritten(state, incarnation)
         _cross_check(loaded, state, targets, incarnation)
         since = clock()
-        rows = await _fill(loaded, state, targets.dataplane, incarnation)
+        found = loaded.staged(state.ledger) if targets.staging else ()
+        staged = tuple(replace(key, incarnation=incarnation) for key in found)
+        rows = await _fill(loaded, state, staged, targets.dataplane)
         parts["rows"] = clock() - since
         since = clock()
-        restored = RestoredRun(loaded.info, state, rows, dropped, parts)
+        restored = RestoredRun(loaded.info, state, rows, dropped, parts, by_group(staged))
         async with targets.barrier.mutation("recovery_restore") as cut:
             _hand_over(cut, restored, targets)
         parts["documents"] = clock() - since
@@ -456,13 +466,15 @@ def _cross_check(
         )
 
 
-async def _fill(loaded: LoadedCheckpoint, state: CutState, dataplane: DataPlane, incarnation: int) -> int:
-    """Put the rows that the cut counts under the new incarnation's keys, in a thread of its own."""
+async def _fill(
+    loaded: LoadedCheckpoint, state: CutState, staged: Iterable[RowKey], dataplane: DataPlane
+) -> int:
+    """Put the rows that the cut counts, and staged ones, under the new incarnation's keys, in a thread of its own."""
     executor = DaemonExecutor("quiesce-restore", 1)
-    wanted = {key for entry in state.entries for key in entry.keys}
+    wanted = {*staged, *(key for entry in state.entries for key in entry.keys)}
     try:
         return await asyncio.get_running_loop().run_in_executor(
-            executor, _put_rows, loaded, wanted, dataplane, incarnation
+            executor, _put_rows, loaded, wanted, dataplane, state.incarnation
         )
     finally:
         executor.shutdown(wait=False)

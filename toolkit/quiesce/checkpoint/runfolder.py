@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from quiesce.checkpoint import files
 from quiesce.checkpoint.journal import Journal, JournalRecord, read_journal, surviving
@@ -41,6 +41,9 @@ from quiesce.errors import (
     RunFolderInUseError,
     RunFolderLockedError,
 )
+
+if TYPE_CHECKING:
+    from quiesce.checkpoint.cut import CutState
 
 __all__ = ["CheckpointName", "RunFolder"]
 
@@ -212,9 +215,7 @@ class RunFolder:
         if current != self.incarnation:
             raise IncarnationSupersededError(str(self.path), self.incarnation, current)
 
-    def record_restored(
-        self, cut_id: str, *, step: int, source_incarnation: int, parent_cut: str | None
-    ) -> tuple[JournalRecord, ...]:
+    def record_restored(self, restored: CutState) -> tuple[JournalRecord, ...]:
         """Note what this incarnation was restored from, and mark what others did after that cut.
 
         What the restore undoes is renamed aside before the first mark: a crash in between leaves no checkpoint
@@ -222,10 +223,7 @@ class RunFolder:
         the marks that were not made to the next restore, which makes the same ones.
 
         Args:
-            cut_id: The restored cut.
-            step: Its step.
-            source_incarnation: The incarnation that captured it.
-            parent_cut: The cut before it.
+            restored: The cut as it was loaded, with the incarnation that captured it.
 
         Returns:
             The marks, one for each ``trained`` record that is undone.
@@ -236,22 +234,25 @@ class RunFolder:
         """
         from quiesce.checkpoint.publish import set_undone_aside
 
+        cut_id, step = restored.cut_id, restored.step
         self.journal.sync()
         records = read_journal(self.journal.path)
         self._restored_from = cut_id
-        self._lineage = _lineage_of(records, cut_id, parent_cut)
+        self._lineage = _lineage_of(records, cut_id, restored.parent_cut)
         set_undone_aside(self, cut_id, step, self._lineage)
         undone = tuple(
             record
             for record in surviving(records)
-            if record.incarnation > source_incarnation
-            or (record.incarnation == source_incarnation and record.step is not None and record.step > step)
+            if record.incarnation > restored.incarnation
+            or (record.incarnation == restored.incarnation and record.step is not None and record.step > step)
         )
         for record in undone:
             self.journal.append(
                 "rolled_back", record.incarnation, step=record.step, cut_id=cut_id, groups=record.groups
             )
-        self.journal.append("restored", self.incarnation, step=step, cut_id=cut_id, parent_cut=parent_cut)
+        self.journal.append(
+            "restored", self.incarnation, step=step, cut_id=cut_id, parent_cut=restored.parent_cut
+        )
         self.journal.sync()
         return undone
 

@@ -36,7 +36,7 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -48,6 +48,7 @@ from quiesce.checkpoint.cut import CapturedCut
 from quiesce.checkpoint.fence import Fence, NoFence
 from quiesce.checkpoint.retention import Retention
 from quiesce.checkpoint.shielding import in_thread
+from quiesce.dataplane import durable
 from quiesce.errors import (
     ConfigError,
     DrainTimeoutError,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from quiesce.checkpoint.runfolder import RunFolder
     from quiesce.checkpoint.trainer_state import Staged, TrainerState
     from quiesce.dataplane.interface import RowsWritten
+    from quiesce.types import RowKey
 
 __all__ = ["Checkpointer", "CheckpointerStatistics", "SaveResult", "Verify"]
 
@@ -139,6 +141,10 @@ class _Attempt:
     trainer_version: int
     cut_id: str = ""
     groups: Mapping[str, int] = field(default_factory=dict)
+    settling: frozenset[RowKey] | None = None
+    present: Collection[RowKey] | None = (
+        None  # all keys of the snapshot, once they were read, until they are written
+    )
     written: write.WrittenCut | None = None
     violations: tuple[Violation, ...] = ()
     halt: bool = False
@@ -165,6 +171,9 @@ class Checkpointer:
         verify: Judges a cut, given the cut before; None means every invariant. Runs in a thread.
         on_suspect: Called on the loop with what a refused cut broke, so that groups at fault can be booked as
             dropped.
+        settling: Returns the keys that are queued for a clear, in progress or given up in one; called on the loop,
+            twice an attempt, while the fence is closed. None if nobody knows: then rows without an owner are not
+            looked for.
         clock: Monotonic nanoseconds.
 
     Raises:
@@ -188,6 +197,7 @@ class Checkpointer:
         policy: Mapping[str, str] | None = None,
         verify: Verify | None = None,
         on_suspect: Callable[[list[Violation]], None] | None = None,
+        settling: Callable[[], Collection[RowKey]] | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._sources = sources
@@ -207,6 +217,7 @@ class Checkpointer:
                 raise ConfigError(f"policy.{invariant}", f"{follows!r} is not one of {', '.join(POLICIES)}")
         self._verify = verify
         self._on_suspect = on_suspect
+        self._settling = settling
         self._clock = clock
         self._retention = Retention(run_folder, keep)
         self._retention_failures = 0
@@ -400,10 +411,12 @@ class Checkpointer:
                     await self._bounded(
                         self._fence.close(attempt.cut_id, self._fence_timeout), attempt, "closing it"
                     )
+                settling = self._read_settling()
                 before = self._clock()
                 captured = await self._window(attempt, section, rows)
                 window = self._clock() - before
                 stalled -= window
+                attempt.settling = None if settling is None else settling.union(self._read_settling() or ())
                 self._hub.fire("trainer_stalled", "window", window)
                 await self._bounded(self._fence.verify(), attempt, "verifying it")
             except BaseException:
@@ -419,6 +432,24 @@ class Checkpointer:
                 self._discard_later(attempt)
             raise
         return captured, rows[0] if rows else None
+
+    def _read_settling(self) -> frozenset[RowKey] | None:
+        """Return the keys that wait for a clear, or None if nobody knows.
+
+        Read right before and right after the window, never inside it, and while the fence is closed. A clear takes a
+        permit, so between the two none begins or ends, and what waited at the instant still waits at the second read,
+        together with what was handed over since the first. That one alone would do, but for clears that no gate holds
+        back: of a worker that was given up and counts as closed, or of a run without a fence. They may end inside the
+        window; the first read has those. Keys too many do no harm: a row that was cleared is not in the snapshot, and
+        one that was handed over after the instant is about to go.
+        """
+        if self._settling is None:
+            return None
+        try:
+            return frozenset(self._settling())
+        except Exception:  # noqa: BLE001 - somebody else's code, and what it is asked for only spares a warning
+            _LOG.exception("the keys that wait for a clear could not be read; no row is judged as orphaned")
+            return None
 
     async def _bounded(self, call: Awaitable[None], attempt: _Attempt, what: str) -> None:
         """Await a fence that should keep its deadline by itself, and does not hold the trainer up if it does not."""
@@ -490,12 +521,19 @@ class Checkpointer:
             try:
                 with self._phase(attempt.cut_id, "verify"):
                     refused = await self._judge(attempt, captured)
-                with self._phase(attempt.cut_id, "write"):
+                with self._phase(attempt.cut_id, "write"), durable.watched(folder, self._synced(attempt)):
                     written = await write.write_cut(
-                        folder, captured, staged, self._executor, rows=rows, suspect=refused
+                        folder,
+                        captured,
+                        staged,
+                        self._executor,
+                        rows=rows,
+                        suspect=refused,
+                        present=attempt.present,
                     )
             finally:
                 captured.snapshot.release()
+                attempt.present = None
             attempt.written = written
             with self._phase(attempt.cut_id, "publish"):
                 path = await in_thread(self._executor, self._publish, attempt, state, written, refused)
@@ -534,7 +572,9 @@ class Checkpointer:
     async def _judge(self, attempt: _Attempt, captured: CapturedCut) -> bool:
         """Report what the cut broke; return whether it is refused."""
         if self._verify is None:
-            checked, violations = await in_thread(self._executor, self._check, captured, self._parent)
+            checked, violations = await in_thread(
+                self._executor, self._check, attempt, captured, self._parent
+            )
         else:
             checked, violations = (
                 (),
@@ -557,9 +597,11 @@ class Checkpointer:
         return bool(at_fault)
 
     def _check(
-        self, captured: CapturedCut, parent: CutState | None
+        self, attempt: _Attempt, captured: CapturedCut, parent: CutState | None
     ) -> tuple[tuple[str, ...], tuple[Violation, ...]]:
-        facts = CutFacts.of(captured, parent=parent, gate_window=self._gate_window)
+        """Runs in a thread."""
+        facts = CutFacts.of(captured, parent=parent, gate_window=self._gate_window, settling=attempt.settling)
+        attempt.present = None if facts.rows is None else facts.rows.present
         checked = tuple(name for name, invariant in INVARIANTS.items() if invariant.applies(facts))
         return checked, tuple(check_cut(captured.state, facts))
 
@@ -677,6 +719,12 @@ class Checkpointer:
             result.num_bytes,
         )
         return result
+
+    def _synced(self, attempt: _Attempt) -> Callable[[int, int], None] | None:
+        """Return what reports each file that is made durable, if somebody listens."""
+        if not self._hub.file_synced:
+            return None
+        return lambda ns, num_bytes: self._hub.fire("file_synced", attempt.cut_id, ns, num_bytes)
 
     @contextlib.contextmanager
     def _phase(self, cut_id: str, phase: str) -> Iterator[None]:

@@ -1,5 +1,8 @@
 """Writing a captured cut into its temporary folder, while training goes on.
 
+Two kinds of rows are written: those that the cut counts, which its index and unstarted claims name, and the usable staged
+rows of its ledger's groups (:mod:`quiesce.staged_rows`), which are looked for in the snapshot and may be absent.
+
 Rule: nothing outside the temporary folder is touched, and every file in it is fsynced and hashed when the
 write is over. Rows, trainer state and documents are written side by side; when one fails, the others are
 still awaited, because threads cannot be stopped and the folder must not be removed under them. Yield rule:
@@ -9,7 +12,7 @@ still awaited, because threads cannot be stopped and the folder must not be remo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from quiesce.checkpoint import documents, files
 from quiesce.checkpoint.shielding import in_thread
 from quiesce.dataplane.interface import FileDigest
+from quiesce.staged_rows import staged_keys
 
 if TYPE_CHECKING:
     from quiesce.checkpoint.cut import CapturedCut, CutState
@@ -26,7 +30,15 @@ if TYPE_CHECKING:
     from quiesce.dataplane.interface import RowsWritten
     from quiesce.types import RowKey
 
-__all__ = ["TRAINER_FOLDER", "WrittenCut", "counted_rows", "manifest_of", "write_cut", "write_rows"]
+__all__ = [
+    "TRAINER_FOLDER",
+    "WrittenCut",
+    "counted_rows",
+    "manifest_of",
+    "staged_rows",
+    "write_cut",
+    "write_rows",
+]
 
 TRAINER_FOLDER: Final = "trainer"
 """Where in a checkpoint the trainer's own files are."""
@@ -57,6 +69,19 @@ def counted_rows(state: CutState) -> tuple[RowKey, ...]:
     return tuple(key for entry in state.entries for key in entry.keys)
 
 
+def staged_rows(captured: CapturedCut, present: Collection[RowKey] | None = None) -> tuple[RowKey, ...]:
+    """Return the usable staged rows of the cut's ledger groups, as they were at the instant. Blocks.
+
+    Args:
+        captured: The cut, its snapshot not released yet.
+        present: All keys of the snapshot, where somebody has read them already; they are a good part of the cost.
+    """
+    ledger = captured.state.ledger_minus_buffer()
+    if not ledger:
+        return ()
+    return staged_keys(captured.snapshot.keys() if present is None else present, ledger)
+
+
 def write_rows(folder: Path, captured: CapturedCut, *, suspect: bool = False) -> RowsWritten:
     """Create the temporary folder and write the rows into it. Blocks.
 
@@ -81,6 +106,7 @@ async def write_cut(
     *,
     rows: RowsWritten | None = None,
     suspect: bool = False,
+    present: Collection[RowKey] | None = None,
 ) -> WrittenCut:
     """Write everything but the manifest.
 
@@ -91,6 +117,7 @@ async def write_cut(
         executor: Where blocking work runs; needs two threads.
         rows: What was written inside the window already, for data planes that hold no instant.
         suspect: Whether the cut was refused, perhaps because rows are missing: then those that are there are written.
+        present: All keys of the snapshot, where somebody has read them already.
 
     Raises:
         OSError: If the disk refuses.
@@ -104,7 +131,7 @@ async def write_cut(
     written, of_trainer, of_documents = cast(
         "tuple[RowsWritten, tuple[FileDigest, ...], tuple[FileDigest, ...]]",
         await _all(
-            _rows(folder, captured, executor, rows, suspect=suspect),
+            _rows(folder, captured, executor, rows, suspect=suspect, present=present),
             _trainer(trainer, staged, executor),
             in_thread(executor, _write_documents, folder, captured.state),
         ),
@@ -135,18 +162,29 @@ def manifest_of(written: WrittenCut, state: CutState, *, restored_from: str | No
 
 
 async def _rows(
-    folder: Path, captured: CapturedCut, executor: Executor, rows: RowsWritten | None, *, suspect: bool
+    folder: Path,
+    captured: CapturedCut,
+    executor: Executor,
+    rows: RowsWritten | None,
+    *,
+    suspect: bool,
+    present: Collection[RowKey] | None,
 ) -> RowsWritten:
     if rows is not None:
         return rows
-    return await in_thread(executor, lambda: _snapshot_rows(folder, captured, suspect=suspect))
+    return await in_thread(
+        executor, lambda: _snapshot_rows(folder, captured, suspect=suspect, present=present)
+    )
 
 
-def _snapshot_rows(folder: Path, captured: CapturedCut, *, suspect: bool) -> RowsWritten:
+def _snapshot_rows(
+    folder: Path, captured: CapturedCut, *, suspect: bool, present: Collection[RowKey] | None = None
+) -> RowsWritten:
     keys = counted_rows(captured.state)
     if suspect:
         missing = frozenset(captured.snapshot.missing(keys))
         keys = tuple(key for key in keys if key not in missing)
+    keys += staged_rows(captured, present)
     return captured.snapshot.write(folder, keys, documents.rows_metadata(captured.state))
 
 

@@ -19,17 +19,20 @@ if TYPE_CHECKING:
 
 __all__ = ["BENCHES", "EXIT_MISSED", "add_parser", "main_bench", "print_bench"]
 
-BENCHES: Final = ("slots", "window", "restore")
+BENCHES: Final = ("slots", "window", "restore", "reply")
 EXIT_MISSED: Final = 1
 
 _EPILOG: Final = """\
 benchmarks:
   slots     a mutation slot and the drain of queued waiters, against the shape
-            that they replace (seconds)
+            that they replace; and what telemetry adds to a slot, to slots at a
+            steady rate and to a training run (four minutes)
   window    how long a save keeps everybody else out, against groups, bytes and
             the latency of the file system, in three modes (about ten minutes,
             20 GiB of disk)
   restore   how long a resume takes, against groups and bytes (minutes, 6 GiB)
+  reply     what a generation call's reply waits for when rows are cleared: in the
+            call, behind a fence of its own, under the gate's permit (three minutes)
 
 exit codes:
   0  measured
@@ -42,7 +45,7 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse's subparsers h
     """Add the command to an argument parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
-        help="measure what a slot, a checkpoint window and a resume cost",
+        help="measure what a slot, a checkpoint window, a resume and a reply cost",
         description=(
             "Measure what the primitives cost, each beside a baseline in the same process, in turns: medians "
             "over rounds, with their quartiles."
@@ -63,7 +66,10 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse's subparsers h
         help="where stores and checkpoints go meanwhile (default: a temporary folder)",
     )
     parser.add_argument(
-        "--docs", type=Path, metavar="DIR", help="also put the numbers into DIR/cost.md, and draw its plot"
+        "--docs",
+        type=Path,
+        metavar="DIR",
+        help="also put the numbers into their page in DIR, and draw its plot",
     )
     parser.set_defaults(run=main_bench)
 
@@ -111,17 +117,21 @@ def print_bench(report: BenchReport, console: Console | None = None) -> None:
         for row in table.rows:
             shown.add_row(*(cell.strip("`") for cell in row))
         console.print(shown)
+    for line in report.answer:
+        console.print(line)
     if report.quick:
         console.print("Quick: sizes and rounds were cut down, so the bars say nothing about cost.")
 
 
 def _run(args: argparse.Namespace) -> BenchReport:
-    from quiesce.bench import run_restore, run_slots, run_window
+    from quiesce.bench import run_reply, run_restore, run_slots, run_window
     from quiesce.errors import ConfigError
 
     if args.dir is not None and not args.dir.is_dir():
         raise ConfigError("--dir", f"{args.dir} is not a folder")
     if args.bench == "slots":
         return run_slots(quick=args.quick)
+    if args.bench == "reply":
+        return run_reply(quick=args.quick)
     measure = run_window if args.bench == "window" else run_restore
     return measure(quick=args.quick, folder=args.dir)

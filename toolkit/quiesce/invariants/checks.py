@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from quiesce.invariants.violation import Severity, Violation
+from quiesce.staged_rows import staged_keys
 from quiesce.types import BufferEntry, GroupRecord, PromptRef, RowKey
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def cut_is_one_instant(state: CutState, facts: CutFacts) -> list[Violation]:  # 
 
 
 def rows_present(state: CutState, facts: CutFacts) -> list[Violation]:
-    """Every row that the index names is there; on disk, only those and staged rows of ledger groups are."""
+    """Every row that the index names is there; on disk, only those and usable staged rows of ledger groups are."""
     if facts.rows is None:
         return []
     present = facts.rows.present
@@ -228,13 +229,14 @@ def rows_present(state: CutState, facts: CutFacts) -> list[Violation]:
             )
         )
     if facts.rows.on_disk:
-        extra = sorted(key.encode() for key in _unowned(state, present))
+        extra = sorted(key.encode() for key in _unwritten(state, present))
         if extra:
             found.append(
                 _found(
                     "rows_present",
                     state,
-                    f"{len(extra)} rows belong to no group of the cut, first {extra[0]}",
+                    f"{len(extra)} rows are neither counted by the cut nor usable staged rows of its ledger, "
+                    f"first {extra[0]}",
                     groups=tuple(dict.fromkeys(RowKey.decode(key).group_id for key in extra)),
                     evidence={"extra": extra},
                 )
@@ -513,8 +515,22 @@ def _positions(state: CutState, epoch: int, positions: int, what: str, why: str)
     )
 
 
+def _unwritten(state: CutState, present: Collection[RowKey]) -> set[RowKey]:
+    """Return the rows on disk that a save of this cut cannot have written.
+
+    Of staged rows only usable ones are written: no chunk after a gap, none beside a final row.
+    """
+    named = {key for entry in state.entries for key in entry.keys}
+    others = {key for key in present if key not in named}
+    ours = (key for key in others if key.incarnation == state.incarnation)
+    return others.difference(staged_keys(ours, state.ledger_minus_buffer()))
+
+
 def _unowned(state: CutState, present: Collection[RowKey]) -> set[RowKey]:
-    """Return the rows that are neither named by the index nor staged for a ledger group's current attempt."""
+    """Return the live rows that are neither named by the index nor of a ledger group's current attempt.
+
+    A group in flight owns whatever its attempt has put, usable or not: its call hands obsolete chunks over itself.
+    """
     named = {key for entry in state.entries for key in entry.keys}
     waiting = {(record.group_id, record.attempt) for record in state.ledger_minus_buffer()}
     return {key for key in present if key not in named and (key.group_id, key.attempt) not in waiting}

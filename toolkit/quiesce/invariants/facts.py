@@ -23,8 +23,10 @@ class RowFacts:
 
     Attributes:
         present: Keys of all rows at the instant; or, of a checkpoint, of all rows in its files.
-        on_disk: Whether they are a checkpoint's: then there may be no row that the cut does not count.
-        settling: Keys that wait for a clear, or whose clear failed; None if unknown.
+        on_disk: Whether they are a checkpoint's: then there may be no row but those that the cut counts and usable
+            staged ones of its ledger's groups.
+        settling: Keys that wait for a clear at the instant, or whose clear failed; None if unknown. May have more,
+            of rows whose clear was over before or was asked for later.
     """
 
     present: Collection[RowKey]

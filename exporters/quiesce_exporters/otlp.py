@@ -1,0 +1,207 @@
+"""Exports spans and metrics over OTLP, encoded and sent by a process of its own where that can be had.
+
+Rule: a batch is delivered when the collector answered for it, and not before: :meth:`OtlpSink.spans` returns then, and
+raises otherwise, so whoever counts can trust it. Encoding costs about as much as everything else of a span together,
+which is why it is done in another process, out of reach of the training's GIL; where that process cannot be started or
+ends, this one does it. Blocks; called on a thread of the sink's own.
+
+::
+
+    pipeline's thread          a pipe, batches as marshalled tuples       quiesce_exporters.otlp_process
+    spans() ──────────────────────────────────────────────────────▶ encode, compress, send
+            ◀────────────────────────────────────────────────────── one line: delivered, or why not
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from quiesce.errors import ExporterMissingError
+from quiesce.telemetry.sinks import SinkContext
+from quiesce_exporters.otlp_config import OtlpConfig, read_config
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from quiesce.telemetry.finished import FinishedSpan
+
+__all__ = ["OtlpSink", "OtlpWriter", "make_otlp"]
+
+_LOG: Final = logging.getLogger("quiesce.telemetry")
+SCOPE: Final = "quiesce"
+
+
+class OtlpWriter:
+    """Encodes and sends, in whatever process it is.
+
+    Args:
+        config: Where to.
+        resource: What the exporting process is, as OpenTelemetry resource attributes.
+        version: The instrumentation scope's version.
+        started: Since when counters count, in Unix seconds.
+
+    Attributes:
+        rejected: Spans and data points that a collector said it rejected.
+    """
+
+    def __init__(
+        self, config: OtlpConfig, resource: Mapping[str, str], *, version: str, started: float
+    ) -> None:
+        from quiesce_exporters.otlp_transport import connect
+
+        self._resource = dict(resource)
+        self._version = version
+        self._started = started
+        self._traces = None if config.traces is None else connect(config.traces, "traces")
+        self._metrics = None if config.metrics is None else connect(config.metrics, "metrics")
+        self.rejected = 0
+
+    def spans(self, batch: Sequence[FinishedSpan]) -> None:
+        """Export spans.
+
+        Raises:
+            OtlpSendError: If the collector did not take them.
+        """
+        if self._traces is None or not batch:
+            return
+        from quiesce_exporters.otlp_encoding import encode_spans
+
+        body = encode_spans(batch, self._resource, scope=SCOPE, version=self._version)
+        self._count(self._traces.send(body), "spans")
+
+    def samples(self, families: Sequence[Metric], unix_time: float) -> None:
+        """Export a snapshot of metrics.
+
+        Raises:
+            OtlpSendError: If the collector did not take it.
+        """
+        if self._metrics is None:
+            return
+        from quiesce_exporters.otlp_encoding import encode_metrics
+
+        body = encode_metrics(
+            families, unix_time, self._started, self._resource, scope=SCOPE, version=self._version
+        )
+        self._count(self._metrics.send(body), "data points")
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        for transport in (self._traces, self._metrics):
+            if transport is not None:
+                transport.close()
+
+    def _count(self, rejected: int, what: str) -> None:
+        if rejected and not self.rejected:
+            _LOG.warning("the OTLP collector rejected %d %s; further ones are counted only", rejected, what)
+        self.rejected += rejected
+
+
+class OtlpSink:
+    """The sink named ``otlp``.
+
+    Args:
+        context: Whose telemetry it is. ``settings`` may hold ``own_process`` (False: encode in this process).
+        config: Where to; None reads the environment.
+
+    Raises:
+        ConfigError: If a variable of the environment cannot be used.
+        ExporterMissingError: If a package is missing.
+    """
+
+    def __init__(self, context: SinkContext, config: OtlpConfig | None = None) -> None:
+        _require()
+        from quiesce import __version__
+
+        own = bool(context.settings.get("own_process", True))
+        self._config = read_config(own_process=own) if config is None else config
+        self._resource = {**context.resource, "quiesce.run": context.run, "quiesce.role": context.role}
+        self._made = {"version": __version__, "started": time.time()}
+        self._lock = threading.Lock()
+        self._own: Any = None
+        self._here: OtlpWriter | None = None
+        if self._config.own_process:
+            self._own = self._start()
+
+    @property
+    def process_id(self) -> int | None:
+        """The exporting process, or None when this one exports."""
+        own = self._own
+        return None if own is None else int(own.pid)
+
+    def spans(self, batch: Sequence[FinishedSpan]) -> None:
+        """Export spans; returns once the collector has them.
+
+        Raises:
+            OtlpSendError: If it did not take them.
+        """
+        own = self._own
+        if own is not None:
+            from quiesce_exporters.otlp_process import ProcessLostError
+
+            try:
+                own.spans(batch)
+            except ProcessLostError as error:
+                self._fall_back(error)
+            else:
+                return
+        self._writer().spans(batch)
+
+    def samples(self, families: Sequence[Metric], unix_time: float) -> None:
+        """Export metrics, from here: a snapshot every few seconds is not worth a pipe.
+
+        Raises:
+            OtlpSendError: If the collector did not take them.
+        """
+        self._writer().samples(families, unix_time)
+
+    def events(self, events: Sequence[Mapping[str, object]]) -> None:
+        """Log lines are not exported."""
+
+    def close(self, deadline_seconds: float) -> None:
+        """End the process and let go of the connections."""
+        own, self._own = self._own, None
+        if own is not None:
+            own.close(deadline_seconds)
+        if self._here is not None:
+            self._here.close()
+
+    def _writer(self) -> OtlpWriter:
+        with self._lock:
+            if self._here is None:
+                self._here = OtlpWriter(self._config, self._resource, **self._made)  # type: ignore[arg-type] # by name
+            return self._here
+
+    def _start(self) -> Any:  # noqa: ANN401 - an ExportProcess, whose module is loaded only for it
+        from quiesce_exporters.otlp_process import ExportProcess
+
+        try:
+            return ExportProcess(self._config, self._resource, **self._made)  # type: ignore[arg-type] # by name
+        except OSError as error:
+            _LOG.warning("the exporting process cannot be started (%s); this one exports", error)
+            return None
+
+    def _fall_back(self, error: Exception) -> None:
+        _LOG.warning("%s; this process exports from now on", error)
+        own, self._own = self._own, None
+        own.close(0.0)
+
+
+def make_otlp(context: SinkContext) -> OtlpSink:
+    """Return the sink; the entry point ``otlp`` of ``quiesce.sinks``.
+
+    Raises:
+        ConfigError: If a variable of the environment cannot be used.
+        ExporterMissingError: If a package is missing.
+    """
+    return OtlpSink(context)
+
+
+def _require() -> None:
+    try:
+        import opentelemetry.proto.trace.v1.trace_pb2  # noqa: F401 - asked for, not used
+    except ImportError:
+        raise ExporterMissingError("otlp", "quiesce[otlp]", ()) from None
