@@ -68,7 +68,7 @@ class OtlpWriter:
         """
         if self._traces is None or not batch:
             return
-        from quiesce_exporters.otlp_encoding import encode_spans
+        from quiesce_exporters.otlp_spans import encode_spans
 
         body = encode_spans(batch, self._resource, scope=SCOPE, version=self._version)
         self._count(self._traces.send(body), "spans")

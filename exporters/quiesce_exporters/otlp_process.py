@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from quiesce.errors import TelemetryError
-from quiesce.telemetry.finished import FinishedSpan
 from quiesce_exporters.otlp_config import Endpoint, OtlpConfig
 from quiesce_exporters.otlp_transport import OtlpSendError
 
 if TYPE_CHECKING:
+    from quiesce.telemetry.finished import FinishedSpan
     from quiesce_exporters.otlp import OtlpWriter
 
 __all__ = ["ExportProcess", "ProcessLostError", "main"]
@@ -106,7 +106,7 @@ class ExportProcess:
             if not self._greeted:
                 self._write(self._greeting)
                 self._greeted = True
-            self._write([_plain(span) for span in batch])
+            self._write_spans(batch)
             answer = self._answer()
         except (BrokenPipeError, ValueError) as error:
             raise ProcessLostError(f"it ended with code {self._child.poll()}") from error
@@ -127,11 +127,18 @@ class ExportProcess:
         with contextlib.suppress(OSError):
             self._pipe(self._child.stdout).close()
 
-    def _write(self, value: Any) -> None:  # noqa: ANN401 - what marshal takes
+    def _write_spans(self, batch: Sequence[FinishedSpan]) -> None:
+        """Write a batch; while ``marshal`` works nobody else has the interpreter, so nothing is done twice."""
         try:
-            data = marshal.dumps(value)
-        except ValueError:  # a value of a class of its own, as a text or number may be
-            data = marshal.dumps(_exact(value))
+            data = marshal.dumps(list(map(tuple, batch)))
+        except ValueError:  # a mapping that is no dictionary, a value of a class of its own
+            data = marshal.dumps(_exact([_plain(span) for span in batch]))
+        self._send(data)
+
+    def _write(self, value: Any) -> None:  # noqa: ANN401 - what marshal takes
+        self._send(marshal.dumps(value))
+
+    def _send(self, data: bytes) -> None:
         pipe = self._pipe(self._child.stdin)
         pipe.write(len(data).to_bytes(_SIZE, "little") + data)
         pipe.flush()
@@ -192,7 +199,7 @@ def main() -> int:
     writer = _writer(greeting)
     while (batch := _read(source)) is not None:
         try:
-            writer.spans([FinishedSpan(*values) for values in batch])
+            writer.spans(batch)  # plain tuples: the encoder asks for no more
         except OtlpSendError as error:
             told = f"{'retry' if error.retryable else 'never'} {error}"
             answers.write(" ".join(told.split()).encode() + b"\n")

@@ -66,11 +66,11 @@ class Recorder:
         """Keep a stall."""
         self.seen.append(("stalled", what, group_id, age_seconds))
 
-    def slot_opened(self, kind: str, wait_ns: int) -> None:
+    def slot_opened(self, kind: str, wait_ns: int, opened_ns: int) -> None:
         """Keep that a slot opened."""
         self.seen.append(("slot", kind))
 
-    def slot_closed(self, kind: str, wait_ns: int, hold_ns: int, outcome: str) -> None:
+    def slot_closed(self, kind: str, wait_ns: int, hold_ns: int, outcome: str, ended_ns: int) -> None:
         """Keep that a slot closed."""
         self.seen.append(("slot over", kind, outcome))
 

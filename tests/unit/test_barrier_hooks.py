@@ -42,11 +42,11 @@ async def test_a_slot_reports_opening_and_closing_with_one_measurement() -> None
     slot.leave()
     await settle()
     assert recorder.events == [
-        ("window_requested", ("cut",)),
-        ("window_opened", ("cut", 0, ())),
-        ("window_closed", ("cut", 0, 2_000_000_000, "completed")),
-        ("slot_opened", ("retry", 2_000_000_000)),
-        ("slot_closed", ("retry", 2_000_000_000, 3_000_000_000, "completed")),
+        ("window_requested", ("cut", 0)),
+        ("window_opened", ("cut", 0, (), 0)),
+        ("window_closed", ("cut", 0, 2_000_000_000, "completed", 2_000_000_000)),
+        ("slot_opened", ("retry", 2_000_000_000, 2_000_000_000)),
+        ("slot_closed", ("retry", 2_000_000_000, 3_000_000_000, "completed", 5_000_000_000)),
     ]
 
 
@@ -72,7 +72,7 @@ def test_a_section_reports_how_its_body_ended(how: str, section: str) -> None:
         task.cancel()
         await asyncio.wait({task})
         assert task.cancelled() or task.exception() is None or how == "failed"
-        return [args[-1] for args in recorder.of(f"{section}_closed")]
+        return [args[-2] for args in recorder.of(f"{section}_closed")]
 
     assert run() == [how]
 
@@ -89,7 +89,7 @@ async def test_a_wait_that_was_given_up_is_reported() -> None:
     clock.advance(2.0)
     slot.task.cancel()
     await settle()
-    assert recorder.of("slot_wait_abandoned") == [("retry", 2_000_000_000, "cancelled")]
+    assert recorder.of("slot_wait_abandoned") == [("retry", 2_000_000_000, "cancelled", 2_000_000_000)]
     assert recorder.of("slot_closed") == []
     window.leave()
 
@@ -108,7 +108,8 @@ async def test_a_window_names_the_slots_that_delayed_it() -> None:
         clock.advance(1.0)
         slot.leave()
         await settle()
-    ((_, drain_ns, delayed_by),) = recorder.of("window_opened")
+    ((_, drain_ns, delayed_by, opened_ns),) = recorder.of("window_opened")
+    assert opened_ns == 7_000_000_000
     assert drain_ns == 2_000_000_000
     assert delayed_by == (("retry", "w0", 0, 1_000_000_000), ("retry", "w1", 0, 2_000_000_000))
     window.leave()
@@ -126,7 +127,7 @@ async def test_an_abandoned_window_names_also_the_slots_that_are_still_open() ->
     quick.leave()
     await asyncio.wait({window.task})
     assert isinstance(window.task.exception(), DrainTimeoutError)
-    ((_, _, outcome, delayed_by),) = recorder.of("window_abandoned")
+    ((_, _, outcome, delayed_by, _),) = recorder.of("window_abandoned")
     assert outcome == "failed"
     assert [name for _, name, _, _ in delayed_by] == ["quick", "slow"]
     assert recorder.of("window_closed") == []

@@ -19,7 +19,7 @@ class Listens:
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def slot_opened(self, kind: str, wait_ns: int) -> None:
+    def slot_opened(self, kind: str, wait_ns: int, opened_ns: int) -> None:
         """Note the kind."""
         self.heard.append(kind)
 
@@ -30,7 +30,7 @@ class Raises:
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = ValueError("hostile") if error is None else error
 
-    def slot_opened(self, kind: str, wait_ns: int) -> None:
+    def slot_opened(self, kind: str, wait_ns: int, opened_ns: int) -> None:
         """Raise."""
         raise self.error
 
@@ -44,12 +44,12 @@ def test_a_hook_reaches_every_observer_that_has_it() -> None:
             super().__init__()
             self.name = name
 
-        def slot_opened(self, kind: str, wait_ns: int) -> None:
+        def slot_opened(self, kind: str, wait_ns: int, opened_ns: int) -> None:
             order.append(self.name)
 
     for name in "ab":
         hub.subscribe(Named(name))
-    hub.fire("slot_opened", "retry", 1)
+    hub.fire("slot_opened", "retry", 1, 1)
     assert order == ["a", "b"]
 
 
@@ -80,7 +80,7 @@ def test_what_a_hook_raises_is_swallowed_counted_and_logged_once(caplog: pytest.
     hub.subscribe(listens)
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            hub.fire("slot_opened", "retry", 0)
+            hub.fire("slot_opened", "retry", 0, 0)
     assert hub.errors == {"slot_opened": 3}
     assert listens.heard == ["retry"] * 3
     assert [record.exc_info is not None for record in caplog.records] == [True]
@@ -90,7 +90,7 @@ def test_a_cancellation_raised_by_a_hook_is_swallowed_too() -> None:
     """A hook does not await, so it cannot be its caller's cancellation."""
     hub = Hub()
     hub.subscribe(Raises(CancelledError()))
-    hub.fire("slot_opened", "retry", 0)
+    hub.fire("slot_opened", "retry", 0, 0)
     assert hub.errors == {"slot_opened": 1}
 
 
@@ -99,14 +99,14 @@ def test_ctrl_c_in_a_hook_is_not_swallowed() -> None:
     hub = Hub()
     hub.subscribe(Raises(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        hub.fire("slot_opened", "retry", 0)
+        hub.fire("slot_opened", "retry", 0, 0)
 
 
 def test_a_strict_hub_raises() -> None:
     """So that tests see what an observer does wrong."""
     hub = strict_hub(Raises())
     with pytest.raises(ValueError, match="hostile"):
-        hub.fire("slot_opened", "retry", 0)
+        hub.fire("slot_opened", "retry", 0, 0)
     assert hub.errors == {"slot_opened": 1}
 
 
@@ -115,7 +115,7 @@ def test_subscribing_twice_changes_nothing() -> None:
     hub, listens = Hub(), Listens()
     hub.subscribe(listens)
     hub.subscribe(listens)
-    hub.fire("slot_opened", "retry", 0)
+    hub.fire("slot_opened", "retry", 0, 0)
     assert listens.heard == ["retry"]
 
 
@@ -132,7 +132,7 @@ def test_an_equal_observer_is_another_observer() -> None:
     hub.subscribe(one)
     hub.subscribe(other)
     hub.unsubscribe(one)
-    hub.fire("slot_opened", "retry", 0)
+    hub.fire("slot_opened", "retry", 0, 0)
     assert (one.heard, other.heard) == ([], ["retry"])
 
 
@@ -154,7 +154,7 @@ def test_unsubscribing_ends_the_calls() -> None:
     class Leaves:
         calls = 0
 
-        def slot_opened(self, kind: str, wait_ns: int) -> None:
+        def slot_opened(self, kind: str, wait_ns: int, opened_ns: int) -> None:
             self.calls += 1
             hub.unsubscribe(self)
 
@@ -163,7 +163,7 @@ def test_unsubscribing_ends_the_calls() -> None:
     hub.subscribe(listens)
     hub.unsubscribe(Listens())
     for _ in range(2):
-        hub.fire("slot_opened", "retry", 0)
+        hub.fire("slot_opened", "retry", 0, 0)
     assert (leaves.calls, listens.heard) == (1, ["retry", "retry"])
 
 

@@ -302,7 +302,7 @@ def test_a_body_that_leaves_is_held_open_by_the_thread_of_a_child(work: Work) ->
         await child
         await window
         assert order == ["C"]
-        assert [args[-1] for args in recorder.of("slot_closed")] == ["completed"]
+        assert [args[-2] for args in recorder.of("slot_closed")] == ["completed"]
         assert pristine(barrier)
 
     run()

@@ -53,7 +53,7 @@ from quiesce.errors import (
     WrongLoopError,
     WrongSideError,
 )
-from quiesce.observers import Hub, default_hub
+from quiesce.observers import HOOK_ERRORS, Hub, default_hub
 from quiesce.threads import DaemonExecutor
 
 if TYPE_CHECKING:
@@ -259,12 +259,25 @@ class Cut:
         """Leave the section; never suspends, and is done when the call returns, whoever awaits the result."""
         self.live = False
         barrier = self.barrier
-        if barrier._phase == "open" and self._threads is None and not barrier.hub.slot_closed:
-            # Nobody waits for this slot and nobody listens: what is left of _release().
-            del barrier._open[self]
-            barrier._version += 1
-            self._task = None
-            return barrier._left
+        if barrier._phase == "open" and self._threads is None:
+            # Nobody waits for this slot: what is left of _release().
+            if not (hooks := barrier.hub.slot_closed):
+                del barrier._open[self]
+                barrier._version += 1
+                self._task = None
+                return barrier._left
+            if exc_type is None:
+                ended = barrier._clock()
+                del barrier._open[self]
+                barrier._version += 1
+                self._task = None
+                opened = self._opened_ns
+                for hook in hooks:
+                    try:
+                        hook(self.kind, opened - self._asked_ns, ended - opened, "completed", ended)
+                    except HOOK_ERRORS as error:
+                        barrier.hub.raised("slot_closed", hook, error)
+                return barrier._left
         if exc_type is None:
             outcome = "completed"
         else:
@@ -309,7 +322,7 @@ class MutationCut(Cut):
         _HELD.set(self)
         if barrier.hub.slot_opened:
             try:
-                barrier.hub.fire("slot_opened", self.kind, self._opened_ns - self._asked_ns)
+                barrier.hub.fire("slot_opened", self.kind, self._opened_ns - self._asked_ns, self._opened_ns)
             except BaseException:
                 # A strict observer: __aexit__ will not be called, so give the slot back here.
                 self.live = False
@@ -348,7 +361,7 @@ class CheckpointCut(Cut):
         barrier = self.barrier
         asked = barrier._prepare(self)
         if barrier.hub.window_requested:
-            barrier.hub.fire("window_requested", self.window_id)
+            barrier.hub.fire("window_requested", self.window_id, asked)
         if barrier._phase == "open" and not barrier._open:
             self._opened_ns = asked
             barrier._window = self
@@ -359,7 +372,8 @@ class CheckpointCut(Cut):
         _HELD.set(self)
         if barrier.hub.window_opened:
             try:
-                barrier.hub.fire("window_opened", self.window_id, self.drain_ns, tuple(self._delayed_by))
+                delays = tuple(self._delayed_by)
+                barrier.hub.fire("window_opened", self.window_id, self.drain_ns, delays, self._opened_ns)
             except BaseException:
                 self.live = False
                 barrier._release(self, "failed")
@@ -669,9 +683,11 @@ class DataPlaneCheckpointBarrier:
             if isinstance(cut, CheckpointCut):
                 if self.hub.window_abandoned:
                     delays = (*cut._delayed_by, *self._still_open(cut, now))
-                    self.hub.fire("window_abandoned", cut.window_id, now - cut._asked_ns, outcome, delays)
+                    self.hub.fire(
+                        "window_abandoned", cut.window_id, now - cut._asked_ns, outcome, delays, now
+                    )
             elif self.hub.slot_wait_abandoned:
-                self.hub.fire("slot_wait_abandoned", cut.kind, now - cut._asked_ns, outcome)
+                self.hub.fire("slot_wait_abandoned", cut.kind, now - cut._asked_ns, outcome, now)
             raise
 
     def _leave_queue(self, cut: Cut) -> None:
@@ -727,9 +743,9 @@ class DataPlaneCheckpointBarrier:
         hold_ns = now - cut._opened_ns
         if isinstance(cut, CheckpointCut):
             if self.hub.window_closed:
-                self.hub.fire("window_closed", cut.window_id, cut.drain_ns, hold_ns, outcome)
+                self.hub.fire("window_closed", cut.window_id, cut.drain_ns, hold_ns, outcome, now)
         elif self.hub.slot_closed:
-            self.hub.fire("slot_closed", cut.kind, cut._opened_ns - cut._asked_ns, hold_ns, outcome)
+            self.hub.fire("slot_closed", cut.kind, cut._opened_ns - cut._asked_ns, hold_ns, outcome, now)
 
     def _thread_ended(self, cut: Cut, threads: _Threads, done: asyncio.Future[Any]) -> None:
         if not done.cancelled():

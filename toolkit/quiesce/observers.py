@@ -7,13 +7,16 @@ suspends.
 
 An observer is a plain object with any of the methods of :class:`Observer`; it need not inherit from it. Hooks
 take plain arguments because building an event object costs more than the call. Durations are nanoseconds
-(``ns``), measured once, by the primitive.
+(``ns``), measured once, by the primitive. Where a last argument says when (``opened_ns``, ``ended_ns``), it is
+the reading of the primitive's own monotonic clock from which the duration was computed, so that events of one
+primitive can be matched exactly.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any, Final
@@ -21,9 +24,13 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["HOOKS", "Hub", "Observer", "default_hub"]
+__all__ = ["HOOKS", "HOOK_ERRORS", "Hub", "Observer", "default_hub"]
 
 _LOG: Final = logging.getLogger("quiesce.observers")
+
+HOOK_ERRORS: Final = (Exception, CancelledError)
+"""What a hook can raise without hurting anybody; it does not await, so the second is no cancellation of its
+caller."""
 
 
 class Observer:
@@ -33,20 +40,24 @@ class Observer:
     ``refused``.
     """
 
-    def slot_opened(self, kind: str, wait_ns: int) -> None:
+    def slot_opened(self, kind: str, wait_ns: int, opened_ns: int) -> None:
         """A mutation slot opened after waiting ``wait_ns``."""
 
-    def slot_closed(self, kind: str, wait_ns: int, hold_ns: int, outcome: str) -> None:
+    def slot_closed(self, kind: str, wait_ns: int, hold_ns: int, outcome: str, ended_ns: int) -> None:
         """A mutation slot closed after being held for ``hold_ns``."""
 
-    def slot_wait_abandoned(self, kind: str, wait_ns: int, outcome: str) -> None:
+    def slot_wait_abandoned(self, kind: str, wait_ns: int, outcome: str, ended_ns: int) -> None:
         """A slot that was still waiting was given up."""
 
-    def window_requested(self, window_id: str) -> None:
+    def window_requested(self, window_id: str, asked_ns: int) -> None:
         """A checkpoint asked for the exclusive side; the drain begins when it is the next to be served."""
 
     def window_opened(
-        self, window_id: str, drain_ns: int, delayed_by: tuple[tuple[str, str, int, int], ...]
+        self,
+        window_id: str,
+        drain_ns: int,
+        delayed_by: tuple[tuple[str, str, int, int], ...],
+        opened_ns: int,
     ) -> None:
         """The exclusive side is held.
 
@@ -54,11 +65,18 @@ class Observer:
         the drain, counted from its request, in which that slot was open.
         """
 
-    def window_closed(self, window_id: str, drain_ns: int, exclusive_ns: int, outcome: str) -> None:
-        """The exclusive side was released."""
+    def window_closed(
+        self, window_id: str, drain_ns: int, exclusive_ns: int, outcome: str, closed_ns: int
+    ) -> None:
+        """The exclusive side was released; a slot that it blocked opened at ``closed_ns``."""
 
     def window_abandoned(
-        self, window_id: str, drain_ns: int, outcome: str, delayed_by: tuple[tuple[str, str, int, int], ...]
+        self,
+        window_id: str,
+        drain_ns: int,
+        outcome: str,
+        delayed_by: tuple[tuple[str, str, int, int], ...],
+        ended_ns: int,
     ) -> None:
         """A checkpoint gave up before it was exclusive (drain timeout, cancellation)."""
 
@@ -70,6 +88,9 @@ class Observer:
 
     def phase_ended(self, cut_id: str, phase: str, ns: int, outcome: str) -> None:
         """A phase of a checkpoint ended."""
+
+    def file_synced(self, cut_id: str, ns: int, num_bytes: int) -> None:
+        """A file of a checkpoint that is being written was made durable, in a thread; ``ns`` is the fsync alone."""
 
     def checkpoint_ended(
         self,
@@ -104,6 +125,9 @@ class Observer:
     def version_advanced(self, version: int) -> None:
         """The trainer version advanced."""
 
+    def train_step_started(self, step: int, version: int) -> None:
+        """An optimizer step began; ``step`` counts it already, as its end does."""
+
     def train_step_ended(
         self, step: int, version: int, ns: int, groups: int, outcome: str, metrics: Mapping[str, float]
     ) -> None:
@@ -111,6 +135,12 @@ class Observer:
 
     def train_idled(self, cause: str, ns: int) -> None:
         """The train pump waited, for ``groups`` or for a ``sync`` of weights."""
+
+    def weight_synced(self, version: int, ns: int, outcome: str) -> None:
+        """Giving the workers the weights of that version ended."""
+
+    def rollout_started(self, group_id: str, attempt: int) -> None:
+        """A rollout attempt began."""
 
     def rollout_ended(self, group_id: str, attempt: int, ns: int, outcome: str, tokens: int) -> None:
         """A rollout attempt ended."""
@@ -133,8 +163,19 @@ class Observer:
     def clear_started(self, worker: str, sequence: int, keys: int) -> None:
         """Cleanup got its permit, and clears; ``sequence`` is the permit's."""
 
-    def clear_ended(self, worker: str, calls: int, keys: int, ns: int, outcome: str) -> None:
-        """A batch of cleanup ended: the keys of so many calls, cleared together."""
+    def clear_ended(
+        self,
+        worker: str,
+        calls: int,
+        keys: int,
+        ns: int,
+        outcome: str,
+        rollouts: tuple[tuple[str, int], ...],
+    ) -> None:
+        """A batch of cleanup ended: the keys of so many calls, cleared together.
+
+        ``rollouts`` names the calls whose keys they are: group and attempt of each.
+        """
 
     def reply_sent(self, worker: str, ns: int) -> None:
         """A generation call was answered ``ns`` after its last token."""
@@ -163,6 +204,9 @@ class Observer:
         """The run is ``starting``, ``running``, ``stopping``, ``finished`` or ``failed``."""
 
 
+_TIMED: Final = 32
+"""Each so-many-th call of a hook is timed, for what telemetry costs."""
+
 HOOKS: Final = tuple(name for name in vars(Observer) if not name.startswith("_"))
 """Names of all hooks."""
 
@@ -181,7 +225,20 @@ class Hub:
     """
 
     # With slots, because a hot path looks at hooks: an instance dictionary of so many names is a slow one.
-    __slots__ = ("__weakref__", "_lock", "_logged", "_observers", "_sources", "errors", "strict", *HOOKS)
+    __slots__ = (
+        "__weakref__",
+        "_fired",
+        "_lock",
+        "_logged",
+        "_observers",
+        "_on_first_attach",
+        "_sources",
+        "_timed_ns",
+        "errors",
+        "roles",
+        "strict",
+        *HOOKS,
+    )
 
     strict: bool
     errors: dict[str, int]
@@ -196,6 +253,11 @@ class Hub:
         self.errors = {}
         self._observers: tuple[object, ...] = ()
         self._sources: list[tuple[str, weakref.ref[Any]]] = []
+        self._on_first_attach: Callable[[], None] | None = None
+        self.roles: set[str] = set()
+        """Roles of all primitives that attached themselves, also of those that are gone."""
+        self._fired = 0
+        self._timed_ns = 0
         self._lock = threading.Lock()
         self._logged: set[tuple[str, int]] = set()
         self._rebuild()
@@ -230,6 +292,26 @@ class Hub:
         with self._lock:
             self._sources = [known for known in self._sources if known[1]() is not None]
             self._sources.append((role, weakref.ref(source)))
+            self.roles.add(role)
+            waiting, self._on_first_attach = self._on_first_attach, None
+        if waiting is not None:
+            waiting()
+
+    def on_first_attach(self, call: Callable[[], None] | None) -> None:
+        """Have something called when a primitive attaches itself for the first time; at once if one has.
+
+        Args:
+            call: Must not raise: the primitive is being built. None calls nothing any more.
+        """
+        with self._lock:
+            if call is None or not self._sources:
+                self._on_first_attach = call
+                return
+        call()
+
+    def renew(self) -> None:
+        """In a forked child: have a lock that no thread of the parent held."""
+        self._lock = threading.Lock()
 
     def sources(self, role: str) -> list[Any]:
         """Return the live primitives of a role, oldest first."""
@@ -239,23 +321,45 @@ class Hub:
 
     def fire(self, hook: str, *args: object) -> None:
         """Call one hook of every observer that has it; the module's rule says what happens if one raises."""
+        self._fired += 1
+        if self._fired % _TIMED:
+            self._call(hook, args)
+            return
+        since = time.thread_time_ns()
+        try:
+            self._call(hook, args)
+        finally:
+            self._timed_ns += time.thread_time_ns() - since
+
+    def _call(self, hook: str, args: tuple[object, ...]) -> None:
         for method in getattr(self, hook):
             try:
                 method(*args)
-            except (
-                Exception,
-                CancelledError,
-            ):  # a hook does not await, so this is no cancellation of its caller
-                self.errors[hook] = self.errors.get(hook, 0) + 1
-                if self.strict:
-                    raise
-                seen = (hook, id(getattr(method, "__self__", method)))
-                if seen not in self._logged:
-                    self._logged.add(seen)
-                    _LOG.exception(
-                        "observer hook %s raised; training goes on with less telemetry (logged once)",
-                        hook,
-                    )
+            except HOOK_ERRORS as error:
+                self.raised(hook, method, error)
+
+    @property
+    def fired_ns(self) -> int:
+        """Estimated processor time of all hooks that :meth:`fire` called; each so-many-th call is timed."""
+        return self._timed_ns * _TIMED
+
+    def raised(self, hook: str, method: Callable[..., None], error: BaseException) -> None:
+        """Do what the module's rule says with what a hook raised; for a hot path that calls hooks itself.
+
+        Raises:
+            BaseException: The error, on a strict hub.
+        """
+        self.errors[hook] = self.errors.get(hook, 0) + 1
+        if self.strict:
+            raise error
+        seen = (hook, id(getattr(method, "__self__", method)))
+        if seen not in self._logged:
+            self._logged.add(seen)
+            _LOG.error(
+                "observer hook %s raised; training goes on with less telemetry (logged once)",
+                hook,
+                exc_info=error,
+            )
 
     def _rebuild(self) -> None:
         base = vars(Observer)

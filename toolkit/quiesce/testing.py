@@ -11,7 +11,8 @@ when there is nothing to do. So a drain timeout of a minute takes no time, an or
             slot = asyncio.create_task(enter_a_slot(barrier))
             assert await all_waiting(slot)
 
-:func:`explore` goes further and runs a scenario in every order; see :mod:`quiesce.explorer`.
+:func:`explore` goes further and runs a scenario in every order, :func:`explore_threads` one of threads; see
+:mod:`quiesce.explorer`.
 
 Rule: nothing here looks at private state, neither of Quiesce nor of asyncio. Yield rule: :func:`settle` and
 whatever is built on it suspend until every other task has gone as far as it can.
@@ -32,9 +33,13 @@ from quiesce.explorer import (
     Failure,
     Report,
     explore,
+    explore_threads,
     pause,
     pause_thread,
     replay,
+    replay_threads,
+    switch_point,
+    together,
     watch,
 )
 from quiesce.observers import HOOKS, Hub
@@ -56,12 +61,16 @@ __all__ = [
     "all_waiting",
     "cancelled_at",
     "explore",
+    "explore_threads",
     "in_virtual_time",
     "pause",
     "pause_thread",
     "replay",
+    "replay_threads",
     "settle",
     "strict_hub",
+    "switch_point",
+    "together",
     "watch",
 ]
 

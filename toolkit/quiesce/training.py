@@ -188,6 +188,8 @@ class TrainPump:
             rows=rows,
             _write_back=lambda fields: self._write_back(claim, fields),
         )
+        if self._hub.train_step_started:
+            self._hub.fire("train_step_started", batch.step + 1, batch.version)
         started = self._clock()
         owners.buffer.begin(claim)
         try:
@@ -223,7 +225,17 @@ class TrainPump:
         if self._sync_weights is None:
             return
         started = self._clock()
-        await self._sync_weights(self._owners.versions.value if version is None else version)
+        version = self._owners.versions.value if version is None else version
+        outcome = "failed"
+        try:
+            await self._sync_weights(version)
+            outcome = "completed"
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            if self._hub.weight_synced:
+                self._hub.fire("weight_synced", version, self._clock() - started, outcome)
         if self._hub.train_idled:
             self._hub.fire("train_idled", "sync", self._clock() - started)
 

@@ -1,6 +1,7 @@
 """The collector: a scrape against the catalogue, both ways, over real primitives."""
 
 import gc
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,14 +13,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from quiesce.accounting import Accounting
 from quiesce.barrier import KINDS, DataPlaneCheckpointBarrier
+from quiesce.cleanup import BackgroundCleanup
 from quiesce.ledger import RolloutLedger
 from quiesce.observers import Hub
 from quiesce.signals import TrainerVersion
+from quiesce.snapshot_gate import Epoch, SnapshotGate
 from quiesce.spares import SparePool
 from quiesce.telemetry import names
+from quiesce.telemetry.assembly import RunTelemetry
 from quiesce.telemetry.collector import QuiesceCollector
 from quiesce.telemetry.metrics import KIND_LIMIT, MetricsObserver
-from quiesce.types import GroupRecord, PromptRef
+from quiesce.types import GroupRecord, PromptRef, RowKey
 from tests.unit.telemetry.exposition import openmetrics_text, parse_classic, parse_openmetrics
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -50,6 +54,34 @@ class Fake:
     def statistics(self) -> SimpleNamespace:
         """Return the answer."""
         return self._statistics
+
+
+class FakeCuda:
+    """A torch.cuda with one device in use, and one that is not."""
+
+    def is_initialized(self) -> bool:
+        """Say yes."""
+        return True
+
+    def device_count(self) -> int:
+        """Return two."""
+        return 2
+
+    def memory_reserved(self, device: int) -> int:
+        """Return what the allocator keeps."""
+        return 300 if device == 0 else 0
+
+    def memory_allocated(self, device: int) -> int:
+        """Return what tensors take."""
+        return 200
+
+    def get_device_properties(self, device: int) -> SimpleNamespace:
+        """Return what there is."""
+        return SimpleNamespace(total_memory=1_000)
+
+    def utilization(self, device: int) -> int:
+        """Return a percentage."""
+        return 75
 
 
 PLANE = {
@@ -85,19 +117,26 @@ def scene() -> Scene:
     return Scene(hub, observer, collector, registry)
 
 
-def attach_everything(scene: Scene) -> list[object]:
-    """Attach a primitive of every role; the caller keeps them alive."""
+def attach_everything(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Attach a primitive of every role, and a GPU; the caller keeps them alive."""
     barrier = DataPlaneCheckpointBarrier(hub=scene.hub)
     fakes = {
         "dataplane": Fake(**PLANE),
         "sampler": Fake(),
         "buffer": Fake(ready=4, training=2, target_step_max=7),
     }
+    gate = SnapshotGate("0", hub=scene.hub)
+    telemetry = RunTelemetry(Hub())
+    scene.hub.attach("tracing", telemetry)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=FakeCuda()))
     for role, fake in fakes.items():
         scene.hub.attach(role, fake)
     return [
         barrier,
         *fakes.values(),
+        gate,
+        BackgroundCleanup(gate, lambda _keys: None, hub=scene.hub),
+        telemetry,
         RolloutLedger(barrier),
         SparePool(barrier),
         Accounting(barrier),
@@ -111,7 +150,8 @@ def expected() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
     for metric in names.METRICS.values():
         if metric.type == "info":
             continue  # its values are not a closed set; it has a test of its own
-        for values in metric.label_sets():
+        workers = (("0",),) if metric.label_names == ("worker",) else None
+        for values in workers or metric.label_sets():
             labels = dict(zip(metric.label_names, values, strict=True))
             if metric.type != "histogram":
                 wanted.add((metric.name, tuple(sorted(labels.items()))))
@@ -127,18 +167,22 @@ def expected() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
 class TestCatalogue:
     """The scrape and the catalogue say the same."""
 
-    def test_the_first_scrape_has_exactly_the_series_of_the_catalogue(self, scene: Scene) -> None:
+    def test_the_first_scrape_has_exactly_the_series_of_the_catalogue(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Every child of every family is there before anything happened, and nothing else is."""
-        kept = attach_everything(scene)
+        kept = attach_everything(scene, monkeypatch)
 
         found = {key for key in scene.scrape() if key[0] != "quiesce_run_info"}
 
         assert found == expected()
-        assert len(kept) == len(names.ROLES)
+        assert len(kept) == len(names.ROLES) - 1  # the GPU is nobody's
 
-    def test_types_and_help_are_those_of_the_catalogue(self, scene: Scene) -> None:
+    def test_types_and_help_are_those_of_the_catalogue(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Both formats carry them, and OpenMetrics the units as well."""
-        kept = attach_everything(scene)
+        kept = attach_everything(scene, monkeypatch)
 
         classic = {f.name: f for f in parse_classic(generate_latest(scene.registry).decode())}
         modern = {f.name: f for f in parse_openmetrics(openmetrics_text(scene.registry))}
@@ -152,19 +196,24 @@ class TestCatalogue:
             assert plain.type == ("gauge" if metric.type == "info" else metric.type)
         assert kept
 
-    def test_every_counter_starts_at_zero(self, scene: Scene) -> None:
+    def test_every_counter_starts_at_zero(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         """`increase()` sees the first event only if the series was there before it."""
-        kept = attach_everything(scene)
+        kept = attach_everything(scene, monkeypatch)
 
         counters = {key: value for key, value in scene.scrape().items() if key[0].endswith("_total")}
 
         assert len(counters) > 100
-        assert not any(counters.values())
+        # What telemetry costs begins with what it took to find that out.
+        assert {name for (name, _), value in counters.items() if value} <= {
+            "quiesce_telemetry_cpu_seconds_total"
+        }
         assert kept
 
-    def test_nothing_grows_with_groups_steps_or_cuts(self, scene: Scene) -> None:
+    def test_nothing_grows_with_groups_steps_or_cuts(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Whatever passes through, the series stay the ones that were there."""
-        kept = attach_everything(scene)
+        kept = attach_everything(scene, monkeypatch)
         before = set(scene.scrape())
 
         for index in range(500):
@@ -172,20 +221,22 @@ class TestCatalogue:
             scene.hub.fire(
                 "train_step_ended", index, index, 1_000, 4, "completed", {"reward": 0.1, f"m{index}": 1.0}
             )
-            scene.hub.fire("window_requested", f"w{index}")
-            scene.hub.fire("window_opened", f"w{index}", 5, (("retry", f"task {index}", 0, 5),))
-            scene.hub.fire("window_closed", f"w{index}", 5, 5, "completed")
+            scene.hub.fire("window_requested", f"w{index}", 0)
+            scene.hub.fire("window_opened", f"w{index}", 5, (("retry", f"task {index}", 0, 5),), 0)
+            scene.hub.fire("window_closed", f"w{index}", 5, 5, "completed", 0)
             scene.hub.fire("checkpoint_ended", f"w{index}", index, "completed", "", {}, 1, 1)
             scene.hub.fire("rollout_ended", f"e000-p{index:07d}", 0, 1_000, "completed", 9)
 
         assert set(scene.scrape()) == before
         assert kept
 
-    def test_buckets_are_cumulative_and_end_in_the_count(self, scene: Scene) -> None:
+    def test_buckets_are_cumulative_and_end_in_the_count(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """What Prometheus requires of a histogram."""
-        kept = attach_everything(scene)
+        kept = attach_everything(scene, monkeypatch)
         for hold in (500, 70_000, 3_000_000, 10**12):
-            scene.hub.fire("slot_closed", "retry", 0, hold, "completed")
+            scene.hub.fire("slot_closed", "retry", 0, hold, "completed", 0)
 
         found = scene.scrape()
         name = "quiesce_mutation_hold_seconds"
@@ -211,6 +262,7 @@ class TestAttachment:
             "quiesce_run_state",
             "quiesce_capability",
             "quiesce_telemetry_observer_errors_total",
+            "quiesce_telemetry_cpu_seconds_total",
         }
 
     def test_a_barrier_alone_brings_slots_and_windows(self, scene: Scene) -> None:
@@ -328,14 +380,14 @@ class TestPulling:
     async def test_blocked_time_is_what_slots_waited(self, scene: Scene) -> None:
         """A slot waits for nothing but windows."""
         barrier = DataPlaneCheckpointBarrier(hub=scene.hub)
-        scene.hub.fire("slot_closed", "retry", 2_000_000_000, 1_000, "completed")
+        scene.hub.fire("slot_closed", "retry", 2_000_000_000, 1_000, "completed", 0)
 
         assert scene.scrape()["quiesce_window_blocked_seconds_total", (("kind", "retry"),)] == 2.0
         assert barrier.kinds
 
-    def test_the_info_names_the_parts(self, scene: Scene) -> None:
+    def test_the_info_names_the_parts(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         """Sampler and data plane tell their names; what nobody tells was given."""
-        kept = attach_everything(scene)
+        kept = attach_everything(scene, monkeypatch)
 
         (labels,) = [dict(labels) for name, labels in scene.scrape() if name == "quiesce_run_info"]
 
@@ -410,3 +462,92 @@ class TestBrokenSources:
         found = by_series(parse_classic(generate_latest(registry).decode()))
         assert found["quiesce_telemetry_observer_errors_total", ()] == 1
         assert len(KINDS) == len(observer.slots)
+
+
+class TestGates:
+    """Snapshot gates and cleanup, pulled."""
+
+    def test_a_gate_shows_its_permits_and_whether_it_is_closed(self, scene: Scene) -> None:
+        """By worker; a gate that was retired shows as open and empty."""
+        gates = [SnapshotGate(worker, hub=scene.hub) for worker in ("0", "1", "2")]
+        permit = gates[0].enter()
+        gates[1].close_and_wait(Epoch(1, 1), 1.0)
+        gates[2].close_and_wait(Epoch(1, 1), 1.0)
+        gates[2].retire("its worker died")
+
+        found = scene.scrape()
+
+        permits = [found["quiesce_snapshot_gate_permits", (("worker", worker),)] for worker in "012"]
+        closed = [found["quiesce_snapshot_gate_closed", (("worker", worker),)] for worker in "012"]
+        assert (permits, closed) == ([1, 0, 0], [0, 1, 0])
+        permit.release()
+
+    def test_very_many_workers_share_a_label(self, scene: Scene) -> None:
+        """A hundred workers do not make a hundred series."""
+        gates = [Fake(worker=str(worker), permits=1, closed=False, retired="") for worker in range(100)]
+        for gate in gates:
+            scene.hub.attach("snapshot_gate", gate)
+
+        found = {
+            dict(labels)["worker"]: value
+            for (name, labels), value in scene.scrape().items()
+            if name == "quiesce_snapshot_gate_permits"
+        }
+
+        assert len(found) == names.WORKER_LIMIT + 1
+        assert found[names.OTHER] == 100 - names.WORKER_LIMIT
+
+    def test_cleanup_shows_its_backlog(self, scene: Scene) -> None:
+        """Calls, not keys."""
+        cleanup = BackgroundCleanup(SnapshotGate("0", hub=Hub()), lambda _keys: None, hub=scene.hub)
+        cleanup.hand_over([RowKey(1, "g", 0, 0), RowKey(1, "g", 1, 0)])
+        cleanup.hand_over([RowKey(1, "h", 0, 0)])
+
+        assert scene.scrape()["quiesce_cleanup_queue_calls", ()] == 2
+
+        cleanup.close()
+
+
+class TestGpu:
+    """What CUDA devices hold, where the process uses any."""
+
+    def test_devices_in_use_are_added_up(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A device without a byte of this process is not."""
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=FakeCuda()))
+
+        found = scene.scrape()
+
+        kinds = ("allocated", "reserved", "total")
+        memory = [found["quiesce_gpu_memory_bytes", (("kind", kind),)] for kind in kinds]
+        assert memory == [200, 300, 1_000]
+        assert found["quiesce_gpu_utilization_ratio", ()] == 0.75
+
+    def test_without_a_management_library_there_is_no_utilisation(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Memory is known all the same."""
+        cuda = FakeCuda()
+        monkeypatch.setattr(cuda, "utilization", SimpleNamespace())  # calling it raises
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+
+        found = {name for name, _ in scene.scrape()}
+
+        assert "quiesce_gpu_memory_bytes" in found
+        assert "quiesce_gpu_utilization_ratio" not in found
+
+    @pytest.mark.parametrize("torch", ["absent", "unused"])
+    def test_a_process_that_does_not_use_cuda_is_not_made_to(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch, torch: str
+    ) -> None:
+        """A driver that was started by a scrape would break whatever is forked later."""
+        cuda = SimpleNamespace(is_initialized=lambda: False)  # anything else raises
+        if torch == "absent":
+            monkeypatch.delitem(sys.modules, "torch", raising=False)
+        else:
+            monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+
+        found = {name for name, _ in scene.scrape()}
+
+        assert not [name for name in found if "gpu" in name]
+        assert scene.collector.source_errors == 0
+        assert ("torch" in sys.modules) == (torch == "unused")

@@ -190,7 +190,7 @@ class TestFolder:
         handle.close()
 
         assert told == {"url": handle.url, "port": handle.port, "pid": os.getpid()}
-        assert list(tmp_path.iterdir()) == []
+        assert [path.name for path in tmp_path.iterdir()] == ["telemetry"]  # the recording stays
 
     def test_a_folder_that_cannot_be_written_is_a_failure_that_leaves_nothing(
         self, hub: Hub, tmp_path: Path
@@ -209,7 +209,7 @@ class TestFolder:
         path = tmp_path / "metrics.prom"
         path.write_text("old")
         with enable_metrics("r", 0, hub=hub, serve=FakeServer()) as handle:
-            hub.fire("slot_closed", "retry", 0, 1_000, "completed")
+            hub.fire("slot_closed", "retry", 0, 1_000, "completed", 0)
             handle.snapshot(path)
 
         families = {family.name for family in text_string_to_metric_families(path.read_text())}
@@ -258,7 +258,7 @@ class TestClosing:
     def test_the_process_wide_hub_is_the_default(self) -> None:
         """What reports to nobody in particular is counted."""
         with enable_metrics("r", 0, serve=FakeServer()) as handle:
-            default_hub().fire("slot_closed", "retry", 0, 1_000, "completed")
+            default_hub().fire("slot_closed", "retry", 0, 1_000, "completed", 0)
 
         assert handle.observer.slots["retry"].hold.count == 1
         assert not default_hub().slot_closed

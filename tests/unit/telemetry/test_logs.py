@@ -59,18 +59,18 @@ def violation(**fields: object) -> SimpleNamespace:
 def fire_everything(hub: Hub) -> None:
     """One of each hook that the log knows, and a slot."""
     hub.fire("run_state_changed", "running")
-    hub.fire("slot_closed", "retry", 0, 1_000, "completed")
+    hub.fire("slot_closed", "retry", 0, 1_000, "completed", 0)
     hub.fire("train_step_ended", 7, 7, 1_000, 4, "completed", {"reward": 0.5})
-    hub.fire("window_requested", "c1")
-    hub.fire("window_opened", "c1", 2_000_000, ())
-    hub.fire("window_closed", "c1", 2_000_000, 300_000, "completed")
+    hub.fire("window_requested", "c1", 0)
+    hub.fire("window_opened", "c1", 2_000_000, (), 0)
+    hub.fire("window_closed", "c1", 2_000_000, 300_000, "completed", 0)
     hub.fire("phase_ended", "c1", "write", 5_000_000_000, "completed")
     hub.fire("trainer_stalled", "window", 2_300_000)
     hub.fire("checkpoint_ended", "c1", 7, "completed", "", {"ledger": 2}, 40, 5_000)
     hub.fire("checkpoint_ended", "", 7, "skipped", "nothing_changed", {}, 0, 0)
     hub.fire("checkpoint_ended", "c2", 8, "failed", "disk", {}, 0, 0)
-    hub.fire("window_requested", "c3")
-    hub.fire("window_abandoned", "c3", 60_000_000_000, "failed", (("retry", "pump", 0, 60_000_000_000),))
+    hub.fire("window_requested", "c3", 0)
+    hub.fire("window_abandoned", "c3", 60_000_000_000, "failed", (("retry", "pump", 0, 60_000_000_000),), 0)
     hub.fire("restore_ended", "completed", "", {"rows": 1_000_000}, {"buffer": 3})
     hub.fire("restore_ended", "refused", "corrupt", {}, {})
     hub.fire("sampler_fell_back", "mine:Sampler")
@@ -319,8 +319,8 @@ class TestObserver:
         hub = Hub(strict=True)
         hub.subscribe(LogObserver(log))
 
-        hub.fire("slot_opened", "retry", 0)
-        hub.fire("slot_closed", "retry", 0, 1_000, "failed")
+        hub.fire("slot_opened", "retry", 0, 0)
+        hub.fire("slot_closed", "retry", 0, 1_000, "failed", 0)
 
         assert lines(log) == []
         assert not hub.slot_closed
@@ -367,6 +367,6 @@ class TestObserver:
         observer = LogObserver(log)
 
         for index in range(1_000):
-            observer.window_opened(f"w{index}", 0, ())
+            observer.window_opened(f"w{index}", 0, (), 0)
 
         assert len(observer._phases) < 20  # noqa: SLF001 - the bound is what is claimed

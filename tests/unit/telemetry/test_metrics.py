@@ -71,8 +71,8 @@ class TestSlots:
 
     def test_a_slot_is_counted_once_in_wait_hold_and_outcome(self, observer: MetricsObserver) -> None:
         """Wait 0 lands in the lowest bucket, and every kind has its own numbers."""
-        observer.slot_closed("admission", 0, 4_000, "completed")
-        observer.slot_closed("admission", 2_000_000, 30_000, "failed")
+        observer.slot_closed("admission", 0, 4_000, "completed", 0)
+        observer.slot_closed("admission", 2_000_000, 30_000, "failed", 0)
 
         slots = observer.slots["admission"]
         assert (slots.wait.count, slots.hold.count) == (2, 2)
@@ -84,7 +84,7 @@ class TestSlots:
 
     def test_a_wait_that_is_given_up_has_no_hold(self, observer: MetricsObserver) -> None:
         """It counts as cancelled, with what it waited."""
-        observer.slot_wait_abandoned("retry", 5_000_000_000, "cancelled")
+        observer.slot_wait_abandoned("retry", 5_000_000_000, "cancelled", 0)
 
         slots = observer.slots["retry"]
         assert (slots.wait.count, slots.hold.count) == (1, 0)
@@ -94,12 +94,12 @@ class TestSlots:
     def test_an_outcome_that_cannot_be_is_heard(self, observer: MetricsObserver) -> None:
         """The hub counts what a hook raises; a new label value is not made up."""
         with pytest.raises(KeyError):
-            observer.slot_closed("retry", 0, 1, "exploded")
+            observer.slot_closed("retry", 0, 1, "exploded", 0)
 
     def test_kinds_past_the_limit_share_one_label(self, observer: MetricsObserver) -> None:
         """A program that makes kinds up cannot make series without end."""
         for index in range(100):
-            observer.slot_closed(f"own_{index}", 0, 1_000, "completed")
+            observer.slot_closed(f"own_{index}", 0, 1_000, "completed", 0)
 
         assert len(observer.slots) == KIND_LIMIT + 1
         assert observer.slots["own_0"].hold.count == 1
@@ -128,14 +128,14 @@ class TestWindows:
 
     def test_a_window_is_two_phases_and_closed_time(self, observer: MetricsObserver, clock: Clock) -> None:
         """Drain and exclusive are counted, and shown while they last."""
-        observer.window_requested("w1")
+        observer.window_requested("w1", 0)
         assert number(observer, names.CHECKPOINT_PHASE, "drain") == 1
         assert number(observer, names.CHECKPOINT_PHASE_STARTED, "drain") == 1_000.0
         clock.now = 1_002.0
-        observer.window_opened("w1", 2_000_000_000, ())
+        observer.window_opened("w1", 2_000_000_000, (), 0)
         assert number(observer, names.CHECKPOINT_PHASE, "drain") == 0
         assert number(observer, names.CHECKPOINT_PHASE, "exclusive") == 1
-        observer.window_closed("w1", 2_000_000_000, 400_000, "completed")
+        observer.window_closed("w1", 2_000_000_000, 400_000, "completed", 0)
 
         assert number(observer, names.CHECKPOINT_PHASE, "exclusive") == 0
         assert count(observer, names.CHECKPOINT_PHASE_SECONDS, "drain", "completed") == 1
@@ -145,17 +145,17 @@ class TestWindows:
 
     def test_only_phases_over_their_objective_are_breaches(self, observer: MetricsObserver) -> None:
         """A drain of 2 s is one, an exclusive phase of 0.4 ms is none."""
-        observer.window_requested("w1")
-        observer.window_opened("w1", 2_000_000_000, ())
-        observer.window_closed("w1", 2_000_000_000, 400_000, "completed")
+        observer.window_requested("w1", 0)
+        observer.window_opened("w1", 2_000_000_000, (), 0)
+        observer.window_closed("w1", 2_000_000_000, 400_000, "completed", 0)
 
         assert number(observer, names.WINDOW_OVER_OBJECTIVE, "drain") == 1
         assert number(observer, names.WINDOW_OVER_OBJECTIVE, "exclusive") == 0
 
     def test_a_window_that_is_given_up_costs_its_drain(self, observer: MetricsObserver) -> None:
         """The phase has its outcome, writers their loss, and nothing stays in progress."""
-        observer.window_requested("w1")
-        observer.window_abandoned("w1", 3_000_000_000, "failed", (("retry", "t", 0, 3_000_000_000),))
+        observer.window_requested("w1", 0)
+        observer.window_abandoned("w1", 3_000_000_000, "failed", (("retry", "t", 0, 3_000_000_000),), 0)
 
         assert count(observer, names.CHECKPOINT_PHASE_SECONDS, "drain", "failed") == 1
         assert number(observer, names.CHECKPOINT_PHASE, "drain") == 0
@@ -164,9 +164,9 @@ class TestWindows:
 
     def test_a_phase_that_a_checkpointer_reports_too_is_counted_once(self, observer: MetricsObserver) -> None:
         """The barrier is the source of drain and exclusive, whoever else names them."""
-        observer.window_requested("w1")
+        observer.window_requested("w1", 0)
         observer.phase_started("w1", "drain")
-        observer.window_opened("w1", 1_000, ())
+        observer.window_opened("w1", 1_000, (), 0)
         observer.phase_ended("w1", "drain", 1_000, "completed")
 
         assert count(observer, names.CHECKPOINT_PHASE_SECONDS, "drain", "completed") == 1
@@ -187,7 +187,7 @@ class TestWindows:
     def test_windows_that_nobody_saves_with_are_forgotten(self, observer: MetricsObserver) -> None:
         """A program that uses the barrier alone does not fill memory with cuts."""
         for index in range(1_000):
-            observer.window_opened(f"w{index}", 0, ())
+            observer.window_opened(f"w{index}", 0, (), 0)
 
         assert len(observer._work_at_cut) <= 64  # noqa: SLF001 - the bound is what is claimed
 
@@ -246,7 +246,7 @@ class TestCheckpoints:
         """Steps and groups after the cut count, also those that were done while it was written."""
         step(observer, 1)
         observer.owner_moved("g1", "ledger", "buffer", "")
-        observer.window_opened("c1", 0, ())
+        observer.window_opened("c1", 0, (), 0)
         step(observer, 2)
         observer.owner_moved("g2", "ledger", "buffer", "")
         assert number(observer, names.STEPS_SINCE_CHECKPOINT) == 2
@@ -258,7 +258,7 @@ class TestCheckpoints:
     def test_a_failed_save_keeps_its_work_at_risk(self, observer: MetricsObserver) -> None:
         """A cut that was not published protects nothing."""
         step(observer, 1)
-        observer.window_opened("c1", 0, ())
+        observer.window_opened("c1", 0, (), 0)
         save(observer, "c1", "failed", "disk")
 
         assert number(observer, names.STEPS_SINCE_CHECKPOINT) == 1
@@ -375,3 +375,30 @@ class TestTheRest:
 
         assert number(observer, names.TOKENS_GENERATED) == 77
         assert [number(observer, names.RUN_STATE, state) for state in names.RUN_STATES] == [0, 0, 0, 0, 1]
+
+
+class TestGates:
+    """Snapshot gates, cleanup and replies."""
+
+    def test_waits_closes_and_clears_are_counted(self, observer: MetricsObserver) -> None:
+        """A try that failed counts as one, and its keys do not."""
+        observer.permit_granted("0", 1, 2_000)
+        observer.gate_closed("0", 2, "1.1", 5_000_000, "closed")
+        observer.gate_closed("0", 3, "1.2", 7_000_000, "failed")
+        observer.clear_ended("0", 3, 12, 900, "completed", (("g", 0),))
+        observer.clear_ended("0", 2, 8, 900, "failed", ())
+        observer.reply_sent("0", 4_000)
+        observer.tokens_reused("g", 70)
+
+        def counted(metric: names.Metric) -> float:
+            family = observer.families[metric.name]
+            return family.children[()].count if isinstance(family, HistogramFamily) else family.values[()]
+
+        assert counted(names.GATE_WAIT) == 1
+        assert counted(names.GATE_CLOSE) == 2
+        assert counted(names.CLEANUP_CLEAR) == 2
+        assert counted(names.CLEANUP_BATCH) == 1
+        assert counted(names.CLEANUP_KEYS) == 12
+        assert counted(names.CLEANUP_FAILURES) == 1
+        assert counted(names.REPLY_SECONDS) == 1
+        assert counted(names.RESTORE_TOKENS_REUSED) == 70

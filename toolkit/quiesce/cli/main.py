@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from quiesce.cli import audit, bench, skew, train
+from quiesce.cli import audit, bench, report, skew, train
+from quiesce.cli import exec as exec_
 
 __all__ = ["EXIT_FAILED", "EXIT_USAGE", "main"]
 
@@ -34,6 +35,8 @@ start here:
   quiesce train --resume     go on with the newest run under runs/
   quiesce audit runs/NAME    prove from its files that no prompt was lost or
                              trained twice
+  quiesce report runs/NAME   one page about a run, from what it recorded
+  quiesce exec -- CMD        run your own training with telemetry switched on
   quiesce skew               see the bug that the atomic cut prevents
 """
 
@@ -77,7 +80,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"quiesce {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (train, audit, skew, bench):
+    for module in (train, exec_, report, audit, skew, bench):
         module.add_parser(commands)
     args, rest = parser.parse_known_args(argv)
     # argparse takes a list of words only where it stands in one piece; options may stand among ours.

@@ -29,6 +29,7 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from quiesce.dataplane import durable
 from quiesce.dataplane.interface import FileDigest, RowsWritten
 from quiesce.dataplane.rows import DTYPES, Buffer, DType, decode_layout, span, to_tensor
 from quiesce.errors import RowCorruptError, RowKeyError
@@ -253,7 +254,7 @@ class _Writer:
     def _end_file(self, fd: int, name: str) -> None:
         try:
             with self._naming(name):
-                os.fsync(fd)
+                durable.fsync(fd, self._directory / name)
         finally:
             os.close(fd)
 

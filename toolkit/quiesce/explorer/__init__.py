@@ -1,4 +1,4 @@
-"""Every order in which asyncio code can run, tried on purpose.
+"""Every order in which asyncio code, or threads, can run, tried on purpose.
 
 ::
 
@@ -9,6 +9,13 @@
     schedules.py   the strategies, and schedules as text
     explore.py     explore(), replay(), reports and shrunk failures
 
+    threads.py             explore_threads(), replay_threads(), together(), switch_point()
+    threads_run.py         one schedule of threads: who may go on, precisely
+    threads_standins.py    controlled Lock, Condition, Thread, ... and time
+    threads_queues.py      controlled queues
+    threads_patches.py     putting them into modules; watching attributes, and lines
+    threads_footprints.py  what steps touch, and which orders that makes superfluous
+
 A scenario is an ``async def`` without arguments. It needs nothing of Quiesce, and runs in any other loop too::
 
     async def lost_update() -> None:
@@ -17,12 +24,15 @@ A scenario is an ``async def`` without arguments. It needs nothing of Quiesce, a
         assert account.balance == 2
 
     explore(lost_update).check()
+
+One of threads is a plain function, run by :func:`explore_threads`; see :mod:`quiesce.explorer.threads`.
 """
 
 from quiesce.explorer.explore import ExplorationFailedError, Failure, Report, Scenario, explore, replay
 from quiesce.explorer.jobs import pause_thread
 from quiesce.explorer.loop import Freedom, Timers
 from quiesce.explorer.points import pause, watch
+from quiesce.explorer.threads import explore_threads, replay_threads, switch_point, together
 
 __all__ = [
     "ExplorationFailedError",
@@ -32,8 +42,12 @@ __all__ = [
     "Scenario",
     "Timers",
     "explore",
+    "explore_threads",
     "pause",
     "pause_thread",
     "replay",
+    "replay_threads",
+    "switch_point",
+    "together",
     "watch",
 ]

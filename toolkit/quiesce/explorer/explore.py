@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from quiesce.errors import QuiesceError
 from quiesce.explorer.jobs import Worker
 from quiesce.explorer.loop import ExploredLoop, Freedom, Timers
 from quiesce.explorer.schedules import (
+    DepthFirst,
     Exhaustive,
     Pct,
     PrunedError,
@@ -26,8 +28,20 @@ from quiesce.explorer.schedules import (
     parse_schedule,
     write_schedule,
 )
+from quiesce.explorer.steps import Step
 
-__all__ = ["ExplorationFailedError", "Failure", "Report", "Scenario", "explore", "replay"]
+__all__ = [
+    "ExplorationFailedError",
+    "Explored",
+    "Failure",
+    "Report",
+    "Runner",
+    "Scenario",
+    "by_chance",
+    "explore",
+    "replay",
+    "search",
+]
 
 Scenario = Callable[[], Coroutine[Any, Any, Any]]
 """Called once for each schedule; the schedule is broken if the coroutine raises."""
@@ -64,7 +78,7 @@ class Report:
 
     Attributes:
         strategy: ``exhaustive``, ``random`` or ``pct``.
-        freedom: See :func:`explore`.
+        freedom: See :func:`explore`; of threads ``threads``, or ``lines`` if every line is a point.
         timers: See :func:`explore`.
         schedules: Schedules that ran to their end, or to their failure.
         pruned: Runs that were given up because they could only repeat what was explored.
@@ -76,7 +90,7 @@ class Report:
     """
 
     strategy: str
-    freedom: Freedom
+    freedom: str
     timers: Timers
     schedules: int
     pruned: int
@@ -155,24 +169,46 @@ def explore(
     chosen: Strategy
     if strategy == "exhaustive":
         chosen = Exhaustive(bound, reduce=reduce and timers == "idle")
-    elif strategy == "random":
-        chosen = Random(seed)
     else:
-        chosen = Pct(seed, depth)
+        chosen = by_chance(strategy, seed, depth)
+    runner = _LoopRunner(scenario, freedom, timers, max_steps)
+    return search(runner, chosen, strategy=strategy, bound=bound, max_schedules=max_schedules, shrink=shrink)
+
+
+def by_chance(strategy: Literal["random", "pct"], seed: int, depth: int) -> Strategy:
+    """Return a strategy that draws; see :func:`explore`."""
+    return Random(seed) if strategy == "random" else Pct(seed, depth)
+
+
+def search(
+    runner: Runner, chosen: Strategy, *, strategy: str, bound: int | None, max_schedules: int, shrink: bool
+) -> Report:
+    """Run what a runner runs under the schedules of a strategy, up to the first one that breaks it.
+
+    Args:
+        runner: Runs it; closed at the end.
+        chosen: The strategy.
+        strategy: Its name, for the report.
+        bound: As for :func:`explore`.
+        max_schedules: As for :func:`explore`.
+        shrink: As for :func:`explore`.
+
+    Returns:
+        The report.
+    """
     started = time.perf_counter()
-    runner = _Runner(scenario, freedom, timers, max_steps)
     schedules = pruned = steps = 0
     failure: Failure | None = None
     try:
         while schedules < max_schedules:
-            error, loop = runner.run(chosen)
-            steps = max(steps, len(loop.trace))
+            error, explored = runner.run(chosen)
+            steps = max(steps, len(explored.trace))
             if isinstance(error, PrunedError):
                 pruned += 1
             else:
                 schedules += 1
                 if error is not None:
-                    failure = runner.failure(error, chosen.choices, loop, shrink=shrink)
+                    failure = runner.failure(error, chosen.choices, explored, shrink=shrink)
                     break
             if not chosen.end():
                 break
@@ -180,11 +216,11 @@ def explore(
         runner.close()
     return Report(
         strategy=strategy,
-        freedom=freedom,
-        timers=timers,
+        freedom=runner.freedom,
+        timers=runner.timers,
         schedules=schedules,
         pruned=pruned,
-        exhausted=isinstance(chosen, Exhaustive) and chosen.exhausted,
+        exhausted=isinstance(chosen, DepthFirst) and chosen.exhausted,
         bound=bound if strategy == "exhaustive" else None,
         steps=steps,
         seconds=time.perf_counter() - started,
@@ -208,8 +244,9 @@ def replay(scenario: Scenario, schedule: str, *, max_steps: int = 5_000) -> tupl
         BaseException: What breaks the scenario.
     """
     _require_no_loop()
-    freedom, timers, choices = parse_schedule(schedule)
-    runner = _Runner(scenario, freedom, timers, max_steps)
+    kinds: tuple[Freedom, ...] = ("asyncio", "any")
+    freedom, timers, choices = parse_schedule(schedule, kinds)
+    runner = _LoopRunner(scenario, freedom, timers, max_steps)
     try:
         error, loop = runner.run(Replayed(choices))
     finally:
@@ -219,21 +256,60 @@ def replay(scenario: Scenario, schedule: str, *, max_steps: int = 5_000) -> tupl
     return tuple(map(str, loop.trace))
 
 
-class _Runner:
-    """Runs one scenario again and again."""
+class Explored(Protocol):
+    """One run of a scenario."""
+
+    trace: list[Step]
+
+
+class Runner(ABC):
+    """Runs one scenario again and again.
+
+    Attributes:
+        freedom: What the schedules begin with.
+        timers: See :func:`explore`.
+    """
+
+    freedom: str
+    timers: Timers
+
+    @abstractmethod
+    def run(self, strategy: Strategy) -> tuple[BaseException | None, Explored]:
+        """Run it once; return what it raised."""
+
+    def close(self) -> None:  # noqa: B027 - not every runner keeps something
+        """Let go of what is kept from run to run."""
+
+    def failure(
+        self, error: BaseException, choices: list[int], explored: Explored, *, shrink: bool
+    ) -> Failure:
+        """Describe a failing run, made simpler if that is wanted."""
+        found_as = write_schedule(self.freedom, self.timers, choices)
+        trace = tuple(map(str, explored.trace))
+        for candidate in _Shrinker(choices) if shrink else ():
+            replayed = Replayed(candidate.choices)
+            again, explored = self.run(replayed)
+            if type(again) is type(error) and again is not None:
+                candidate.accept(replayed.choices)
+                error, choices, trace = again, replayed.choices, tuple(map(str, explored.trace))
+        return Failure(write_schedule(self.freedom, self.timers, choices), error, trace, found_as)
+
+
+class _LoopRunner(Runner):
+    """Runs a scenario in explored loops."""
 
     def __init__(self, scenario: Scenario, freedom: Freedom, timers: Timers, max_steps: int) -> None:
+        self.freedom: Freedom = freedom
+        self.timers = timers
         self._scenario = scenario
-        self._freedom = freedom
-        self._timers = timers
         self._max_steps = max_steps
         self._workers: list[Worker] = []
 
     def run(self, strategy: Strategy) -> tuple[BaseException | None, ExploredLoop]:
         """Run it once; return what it raised."""
         loop = ExploredLoop(  # type: ignore[abstract] # the network is not explored: asking for it raises
-            freedom=self._freedom,
-            timers=self._timers,
+            freedom=self.freedom,
+            timers=self.timers,
             choose=strategy.choose,
             workers=self._workers,
             max_steps=self._max_steps,
@@ -250,20 +326,6 @@ class _Runner:
             problem = loop.problems[0]
             error = problem.get("exception") or RuntimeError(problem.get("message", "an unknown problem"))
         return error, loop
-
-    def failure(
-        self, error: BaseException, choices: list[int], loop: ExploredLoop, *, shrink: bool
-    ) -> Failure:
-        """Describe a failing run, made simpler if that is wanted."""
-        found_as = write_schedule(self._freedom, self._timers, choices)
-        trace = tuple(map(str, loop.trace))
-        for candidate in _Shrinker(choices) if shrink else ():
-            replayed = Replayed(candidate.choices)
-            again, loop = self.run(replayed)
-            if type(again) is type(error) and again is not None:
-                candidate.accept(replayed.choices)
-                error, choices, trace = again, replayed.choices, tuple(map(str, loop.trace))
-        return Failure(write_schedule(self._freedom, self._timers, choices), error, trace, found_as)
 
     def close(self) -> None:
         """End the threads."""

@@ -22,14 +22,16 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
-from quiesce.explorer.loop import ExploredLoop, Freedom, Timers
+from quiesce.explorer.loop import ExploredLoop, Timers
 from quiesce.explorer.steps import Step
 
 __all__ = [
+    "DepthFirst",
     "Exhaustive",
     "Pct",
+    "Place",
     "PrunedError",
     "Random",
     "Replayed",
@@ -49,9 +51,12 @@ class Strategy(ABC):
     choices: list[int]
     """What was chosen in the current run, at every place with more than one possibility."""
 
-    def begin(self, loop: ExploredLoop) -> None:
-        """Start a run."""
-        self.loop = loop
+    def begin(self, run: Any) -> None:  # noqa: ANN401 - whatever is explored; most strategies do not look at it
+        """Start a run.
+
+        Args:
+            run: The loop, or whatever else is explored.
+        """
         self.choices = []
 
     def choose(self, steps: Sequence[Step]) -> int:
@@ -103,9 +108,9 @@ class Pct(Strategy):
         self._depth = depth
         self._longest = 32
 
-    def begin(self, loop: ExploredLoop) -> None:
+    def begin(self, run: Any) -> None:  # noqa: ANN401 - as above
         """Draw where priorities change; the places of a run are guessed from the run before."""
-        super().begin(loop)
+        super().begin(run)
         self._priorities: dict[str, float] = {}
         self._changes = {self._draw.randrange(self._longest) for _ in range(self._depth - 1)}
 
@@ -129,100 +134,75 @@ class Pct(Strategy):
 
 
 @dataclass(slots=True)
-class _Node:
+class Place:
     """A place with more than one possibility, on the path that is explored now."""
 
     seqs: tuple[int, ...]
-    pauses: tuple[bool, ...]
-    sleep: frozenset[int]  # steps not to take first here, by their seq
-    chosen: int
+    chosen: int = 0
     taken: list[int] = field(default_factory=list)  # choices whose subtrees are done
-    quiet_head: bool = False  # whether the first choice was a callback that queued nothing
 
 
-class Exhaustive(Strategy):
-    """Depth-first search with sleep sets, of all schedules or of those with few deviations.
+P = TypeVar("P", bound=Place)
+
+
+class DepthFirst(Strategy, Generic[P]):
+    """Depth-first search of all schedules, or of those with few deviations; what it may leave out, a subclass says.
 
     Args:
         bound: How often a schedule may take another step than the first possible one; None for any number.
-        reduce: Whether to use sleep sets.
     """
 
-    def __init__(self, bound: int | None, *, reduce: bool = True) -> None:
+    def __init__(self, bound: int | None) -> None:
         self._bound = bound
-        self._reduce = reduce
-        self._path: list[_Node] = []
+        self._path: list[P] = []
         self._depth = 0
-        self._sleep: frozenset[int] = frozenset()
-        self._last_pause = False
-        self._watched: _Node | None = None
         self.exhausted = False
-        self.pruned = False
 
-    def begin(self, loop: ExploredLoop) -> None:
+    def begin(self, run: Any) -> None:  # noqa: ANN401 - as above
         """Start from the top."""
-        super().begin(loop)
+        super().begin(run)
         self._depth = 0
-        self._sleep = frozenset()
-        self._watched = None
-        self.pruned = False
-
-    def look(self, steps: Sequence[Step]) -> None:
-        """Learn what the step before queued, and keep what sleeps up to date where there is no choice."""
-        if self._watched is not None:
-            self._watched.quiet_head = self.loop.appended == 0
-            self._watched = None
-        if self._sleep and len(steps) == 1:
-            if steps[0].seq in self._sleep:
-                self.pruned = True
-                raise PrunedError
-            if steps[0].kind != "pause":
-                self._sleep = frozenset()
 
     def _pick(self, steps: Sequence[Step]) -> int:
         if self._depth == len(self._path):
-            self._path.append(self._node(steps))
-        node = self._path[self._depth]
+            place = self._place(steps)
+            first = self._next(place)
+            if first is None:
+                raise PrunedError
+            place.chosen = first
+            self._path.append(place)
+        place = self._path[self._depth]
         self._depth += 1
-        chosen = node.chosen
-        if chosen == 0 and steps[0].kind == "callback" and not node.taken:
-            self._watched = node
-        if node.pauses[chosen] and self._reduce:
-            quiet = node.quiet_head and 0 in node.taken
-            self._sleep = node.sleep | ({node.seqs[0]} if quiet else frozenset())
-        else:
-            self._sleep = frozenset()
-        return chosen
+        self._descend(place, steps)
+        return place.chosen
 
-    def _node(self, steps: Sequence[Step]) -> _Node:
-        node = _Node(
-            tuple(step.seq for step in steps), tuple(step.kind == "pause" for step in steps), self._sleep, 0
-        )
-        first = self._next(node)
-        if first is None:
-            self.pruned = True
-            raise PrunedError
-        node.chosen = first
-        return node
+    @abstractmethod
+    def _place(self, steps: Sequence[Step]) -> P:
+        """Describe a place that is new."""
 
-    def _next(self, node: _Node) -> int | None:
+    def _asleep(self, place: P, seq: int) -> bool:
+        """Return whether whatever begins with a step at a place is explored elsewhere."""
+        return False
+
+    def _descend(self, place: P, steps: Sequence[Step]) -> None:
+        """Prepare for what comes after the choice at a place."""
+
+    def _next(self, place: P) -> int | None:
         """Return the next choice to explore at a place, or None."""
-        for index, seq in enumerate(node.seqs):
-            if index not in node.taken and seq not in node.sleep:
+        for index, seq in enumerate(place.seqs):
+            if index not in place.taken and not self._asleep(place, seq):
                 return index
         return None
 
     def end(self) -> bool:
         """Go back to the last place with something left to explore."""
-        if self._watched is not None:
-            self._watched.quiet_head = self.loop.appended == 0
         del self._path[self._depth :]
         while self._path:
-            node = self._path[-1]
-            node.taken.append(node.chosen)
-            following = self._next(node)
+            place = self._path[-1]
+            place.taken.append(place.chosen)
+            following = self._next(place)
             if following is not None and self._affordable(following):
-                node.chosen = following
+                place.chosen = following
                 return True
             self._path.pop()
         self.exhausted = True
@@ -231,33 +211,107 @@ class Exhaustive(Strategy):
     def _affordable(self, choice: int) -> bool:
         if self._bound is None:
             return True
-        deviations = sum(node.chosen != 0 for node in self._path[:-1])
+        deviations = sum(place.chosen != 0 for place in self._path[:-1])
         return deviations + (choice != 0) <= self._bound
 
 
-_FREEDOMS: Final[tuple[Freedom, ...]] = ("asyncio", "any")
+@dataclass(slots=True)
+class _Node(Place):
+    """A place in an explored loop."""
+
+    pauses: tuple[bool, ...] = ()
+    sleep: frozenset[int] = frozenset()  # steps not to take first here, by their seq
+    quiet_head: bool = False  # whether the first choice was a callback that queued nothing
+
+
+class Exhaustive(DepthFirst[_Node]):
+    """Depth-first search of an explored loop, with sleep sets.
+
+    Args:
+        bound: As for :class:`DepthFirst`.
+        reduce: Whether to use sleep sets.
+    """
+
+    def __init__(self, bound: int | None, *, reduce: bool = True) -> None:
+        super().__init__(bound)
+        self._reduce = reduce
+        self._sleep: frozenset[int] = frozenset()
+        self._watched: _Node | None = None
+
+    def begin(self, run: ExploredLoop) -> None:
+        """Start from the top."""
+        super().begin(run)
+        self._loop = run
+        self._sleep = frozenset()
+        self._watched = None
+
+    def look(self, steps: Sequence[Step]) -> None:
+        """Learn what the step before queued, and keep what sleeps up to date where there is no choice."""
+        self._learn()
+        if self._sleep and len(steps) == 1:
+            if steps[0].seq in self._sleep:
+                raise PrunedError
+            if steps[0].kind != "pause":
+                self._sleep = frozenset()
+
+    def _place(self, steps: Sequence[Step]) -> _Node:
+        return _Node(
+            tuple(step.seq for step in steps),
+            pauses=tuple(step.kind == "pause" for step in steps),
+            sleep=self._sleep,
+        )
+
+    def _asleep(self, place: _Node, seq: int) -> bool:
+        return seq in place.sleep
+
+    def _descend(self, place: _Node, steps: Sequence[Step]) -> None:
+        if place.chosen == 0 and steps[0].kind == "callback" and not place.taken:
+            self._watched = place
+        if place.pauses[place.chosen] and self._reduce:
+            quiet = place.quiet_head and 0 in place.taken
+            self._sleep = place.sleep | ({place.seqs[0]} if quiet else frozenset())
+        else:
+            self._sleep = frozenset()
+
+    def end(self) -> bool:
+        """Go back to the last place with something left to explore."""
+        self._learn()
+        return super().end()
+
+    def _learn(self) -> None:
+        if self._watched is not None:
+            self._watched.quiet_head = self._loop.appended == 0
+            self._watched = None
+
+
+K = TypeVar("K", bound=str)
+
 _TIMERS: Final[tuple[Timers, ...]] = ("idle", "any")
 
 
-def write_schedule(freedom: Freedom, timers: Timers, choices: Sequence[int]) -> str:
+def write_schedule(freedom: str, timers: Timers, choices: Sequence[int]) -> str:
     """Return a schedule as text: what is possible, then the choices, without the zeros at the end."""
     last = max((place + 1 for place, choice in enumerate(choices) if choice), default=0)
     return f"{freedom}:{timers}:{'.'.join(map(str, choices[:last]))}"
 
 
-def parse_schedule(text: str) -> tuple[Freedom, Timers, list[int]]:
+def parse_schedule(text: str, freedoms: Sequence[K]) -> tuple[K, Timers, list[int]]:
     """Return what :func:`write_schedule` wrote.
 
+    Args:
+        text: The schedule.
+        freedoms: What it may begin with.
+
     Raises:
-        ValueError: If it is no schedule.
+        ValueError: If it is no schedule, or one of another kind.
     """
     try:
         freedom, timers, choices = text.split(":")
         parsed = [int(choice) for choice in choices.split(".")] if choices else []
         return (
-            _FREEDOMS[_FREEDOMS.index(freedom)],
+            next(known for known in freedoms if known == freedom),
             _TIMERS[_TIMERS.index(timers)],
             parsed,
         )
-    except ValueError:
-        raise ValueError(f"{text!r} is no schedule: it reads like 'asyncio:idle:0.2.1'") from None
+    except (ValueError, StopIteration):
+        raise ValueError(f"{text!r} is no schedule: it reads like '{freedoms[0]}:idle:0.2.1'") from None

@@ -45,10 +45,11 @@ class Step:
     """Something that may run next.
 
     Attributes:
-        kind: ``callback``, ``pause``, ``thread`` (a call handed over by one), ``job`` or ``timer``.
+        kind: ``callback``, ``pause``, ``thread`` (a call handed over by one), ``job`` or ``timer``; of explored threads
+            always ``point``.
         seq: Tells it from every other step of the schedule.
-        what: The handle or job.
-        owner: The task, pool or kind that it belongs to, for priorities; the same in every run.
+        what: The handle, job or place.
+        owner: The task, pool, thread or kind that it belongs to, for priorities; the same in every run.
     """
 
     kind: str
@@ -58,7 +59,7 @@ class Step:
 
     def __str__(self) -> str:
         """Say what it is, for traces."""
-        if self.kind == "job":
+        if self.kind in {"job", "point"}:
             return str(self.what)
         return f"{self.kind} {name_of(self.what)}"
 

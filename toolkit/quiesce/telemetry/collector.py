@@ -7,6 +7,7 @@ never on the event loop; nothing here suspends.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter, methodcaller
@@ -20,6 +21,7 @@ from prometheus_client.core import (
 )
 
 from quiesce.telemetry import names
+from quiesce.telemetry.gpu import gpu_in_use, put_gpu
 from quiesce.telemetry.histogram import Histogram, HistogramFamily
 
 if TYPE_CHECKING:
@@ -28,9 +30,11 @@ if TYPE_CHECKING:
     from quiesce.accounting import AccountingStatistics
     from quiesce.barrier import BarrierStatistics
     from quiesce.buffer import BufferStatistics
+    from quiesce.cleanup import CleanupStatistics
     from quiesce.dataplane.interface import DataPlaneStatistics
     from quiesce.ledger import LedgerStatistics
     from quiesce.observers import Hub
+    from quiesce.snapshot_gate import GateStatistics
     from quiesce.spares import SpareStatistics
     from quiesce.telemetry.metrics import MetricsObserver
     from quiesce.telemetry.names import Metric
@@ -71,6 +75,8 @@ class QuiesceCollector:
         self._observer = observer
         self._hub = hub
         self._constant = {"run": run, "role": role}
+        self._workers: set[str] = set()
+        self._cpu_ns = 0
         self.info = dict(info or {})
         """Values of ``quiesce_run_info`` that were given."""
         self.source_errors = 0
@@ -83,9 +89,18 @@ class QuiesceCollector:
 
     def collect(self) -> Iterator[Family]:
         """Yield every family whose source was attached."""
+        since = time.thread_time_ns()
+        try:
+            yield from self._collect()
+        finally:  # what writes the families as text runs in between, and is a part of what a scrape costs
+            self._cpu_ns += max(0, time.thread_time_ns() - since)
+
+    def _collect(self) -> Iterator[Family]:
         sources = {role: self._hub.sources(role) for role in names.ROLES}
-        self._seen.update(role for role, found in sources.items() if found)
+        self._seen |= self._hub.roles.copy()
         self._seen |= self._observer.seen.copy()
+        if gpu_in_use():
+            self._seen.add("gpu")
         pulled = self._pull(sources)
         slots = self._slot_families()
         for metric in names.METRICS.values():
@@ -110,7 +125,7 @@ class QuiesceCollector:
             metric.family, metric.help, labels=self._labels(metric), unit=metric.unit
         )
         for labels, histogram in children.items():
-            family.add_metric(self._values(labels), histogram.buckets(), histogram.sum)
+            family.add_metric(self._values(labels), histogram.lit_buckets(), histogram.sum)
         return family
 
     def _numbers(self, metric: Metric, values: Values) -> Family:
@@ -152,7 +167,11 @@ class QuiesceCollector:
     def _pull(self, sources: Mapping[str, list[Any]]) -> dict[str, Values]:
         """Ask every attached primitive, and add up what several of one role say."""
         pulled: dict[str, Values] = {}
-        readers: dict[str, tuple[Ask, Put]] = {**_READERS, "barrier": (_STATISTICS, self._put_barrier)}
+        readers: dict[str, tuple[Ask, Put]] = {
+            **_READERS,
+            "barrier": (_STATISTICS, self._put_barrier),
+            "snapshot_gate": (_STATISTICS, self._put_gate),
+        }
         for role, (ask, put) in readers.items():
             for source in sources[role]:
                 self._read(source, ask, put, pulled)
@@ -165,6 +184,10 @@ class QuiesceCollector:
         # A slot waits for nothing but checkpoint windows, so what it waited is what they cost it.
         pulled[names.WINDOW_BLOCKED.name] = {(kind,): numbers.wait.sum for kind, numbers in slots.items()}
         pulled[names.CAPABILITY.name] = {(role,): float(role in self._seen) for role in names.ROLES}
+        if "gpu" in self._seen:
+            put_gpu(pulled)
+        slots_ns = self._observer.slot_cost_ns * self._observer.book.closed
+        _add(pulled, names.TELEMETRY_CPU, (self._hub.fired_ns + slots_ns + self._cpu_ns) / 1e9)
         errors = sum(self._hub.errors.copy().values()) + self.source_errors
         pulled[names.OBSERVER_ERRORS.name] = {(): errors}
         return pulled
@@ -188,6 +211,17 @@ class QuiesceCollector:
                 label = kind if kind in self._observer.slots else names.OTHER
                 _add(pulled, names.MUTATION_SLOTS, count, label, state)
                 _max(pulled, names.MUTATION_OLDEST, ages[kind], label, state)
+
+    def _put_gate(self, now: GateStatistics, pulled: dict[str, Values]) -> None:
+        if now.worker not in self._workers and len(self._workers) < names.WORKER_LIMIT:
+            self._workers.add(now.worker)
+        label = now.worker if now.worker in self._workers else names.OTHER
+        if now.retired:  # a worker that was given up; its successor has a gate of its own
+            _add(pulled, names.GATE_PERMITS, 0, label)
+            _max(pulled, names.GATE_CLOSED, 0, label)
+            return
+        _add(pulled, names.GATE_PERMITS, now.permits, label)
+        _max(pulled, names.GATE_CLOSED, float(now.closed), label)
 
     def _ask(self, source: object, ask: Ask) -> Any:  # noqa: ANN401 - whatever a primitive says
         for _ in range(_ATTEMPTS):
@@ -250,6 +284,16 @@ def _put_dataplane(now: DataPlaneStatistics, pulled: dict[str, Values]) -> None:
     _max(pulled, names.DATAPLANE_MAP_USED, now.map_used_ratio)
 
 
+def _put_cleanup(now: CleanupStatistics, pulled: dict[str, Values]) -> None:
+    _add(pulled, names.CLEANUP_QUEUE, now.pending_calls)
+
+
+def _put_tracing(now: Mapping[str, float], pulled: dict[str, Values]) -> None:
+    for fate in names.SPAN_FATES:
+        _add(pulled, names.TELEMETRY_SPANS, now[fate], fate)
+    _add(pulled, names.TELEMETRY_CPU, now["cpu_seconds"])
+
+
 def _put_cursor(cursor: int, pulled: dict[str, Values]) -> None:
     _set(pulled, names.DISPATCH_CURSOR, cursor)
 
@@ -266,6 +310,8 @@ _READERS: Final[dict[str, tuple[Ask, Put]]] = {
     "buffer": (_STATISTICS, _put_buffer),
     "accounting": (_STATISTICS, _put_accounting),
     "dataplane": (_STATISTICS, _put_dataplane),
+    "cleanup": (_STATISTICS, _put_cleanup),
+    "tracing": (methodcaller("totals"), _put_tracing),
     "sampler": (attrgetter("dispatch_cursor"), _put_cursor),
     "trainer_version": (attrgetter("value"), _put_version),
 }

@@ -1,11 +1,12 @@
-"""Switches metrics on: one call, one endpoint, whatever order things are built in.
+"""Switches telemetry on: one call, one endpoint, whatever order things are built in.
 
 Rule: what the user named is done or refused by name (a port, an exporter); what the user left open is chosen
 and told (in the log and in ``metrics.json`` of the run folder). Nothing here suspends; closing with
 ``linger`` blocks for as long.
 
-The HTTP server is not part of this package: an exporter is found by its entry point (group
-``quiesce.exporters``), so the toolkit depends on no exporter, and anybody can install another one.
+Neither the HTTP server nor any other exporter is part of this package: each is found by its entry point (group
+``quiesce.exporters`` for what is scraped, ``quiesce.sinks`` for what is sent or written), so the toolkit depends on
+none, and anybody can install another one.
 """
 
 from __future__ import annotations
@@ -14,27 +15,39 @@ import errno
 import ipaddress
 import json
 import logging
+import math
 import os
+import platform
+import secrets
+import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from urllib.parse import unquote
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from quiesce.errors import ExporterMissingError, PortUnavailableError
+from quiesce.errors import ConfigError, ExporterMissingError, PortUnavailableError
 from quiesce.observers import Hub, default_hub
+from quiesce.telemetry.assembly import RunTelemetry
 from quiesce.telemetry.collector import QuiesceCollector
-from quiesce.telemetry.metrics import MetricsObserver
+from quiesce.telemetry.convert import SPAN_BUDGET
+from quiesce.telemetry.discovery import TargetFile, write_atomically
 from quiesce.telemetry.names import log_event
+from quiesce.telemetry.settings import read_settings, script_name
+from quiesce.telemetry.sinks import SinkContext, find_sink
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from prometheus_client.metrics_core import Metric
+
     from quiesce.telemetry.logs import RunLog
+    from quiesce.telemetry.metrics import MetricsObserver
 
 __all__ = [
     "DEFAULT_PORT",
@@ -45,6 +58,7 @@ __all__ = [
     "Serve",
     "enable_metrics",
     "find_exporter",
+    "is_enabled",
 ]
 
 DEFAULT_PORT: Final = 9464
@@ -78,21 +92,21 @@ Serve = Callable[[CollectorRegistry, str, int], Endpoint]
 
 
 class MetricsHandle:
-    """Metrics that are switched on.
+    """Telemetry that is switched on.
 
     Made by :func:`enable_metrics`; a context manager that closes.
 
     Attributes:
         host: The host that the endpoint listens on.
         registry: The prometheus_client registry that is served.
-        observer: Counts hooks.
+        telemetry: What listens to the hub, makes spans and hands everything to the sinks.
         collector: Answers scrapes.
     """
 
     def __init__(
         self,
         hub: Hub,
-        observer: MetricsObserver,
+        telemetry: RunTelemetry,
         collector: QuiesceCollector,
         registry: CollectorRegistry,
         endpoint: Endpoint,
@@ -102,12 +116,19 @@ class MetricsHandle:
         self._hub = hub
         self._endpoint = endpoint
         self._file = None if run_dir is None else run_dir / ENDPOINT_FILE
+        self._target: TargetFile | None = None
         self._closed = False
+        self._stepped_ns = time.perf_counter_ns()
         self.host = host
-        self.observer = observer
+        self.telemetry = telemetry
         self.collector = collector
         self.registry = registry
         _HANDLES.add(self)
+
+    @property
+    def observer(self) -> MetricsObserver:
+        """Counts hooks."""
+        return self.telemetry.observer
 
     @property
     def port(self) -> int:
@@ -126,14 +147,43 @@ class MetricsHandle:
         """
         if self._closed:
             return
-        _write_atomically(Path(path), generate_latest(self.registry))
+        write_atomically(Path(path), generate_latest(self.registry))
 
     def expect_checkpoints(self, *, seconds: float = 0.0, steps: float = 0.0) -> None:
         """Say how often the run means to save; see :meth:`MetricsObserver.expect_checkpoints`."""
         self.observer.expect_checkpoints(seconds=seconds, steps=steps)
 
+    def step(
+        self,
+        n: int,
+        *,
+        reward: float | None = None,
+        loss: float | None = None,
+        kl: float | None = None,
+        groups: int = 0,
+        seconds: float | None = None,
+    ) -> None:
+        """Tell that a trainer of one's own has taken a step; a :class:`quiesce.Controller` tells it by itself.
+
+        Args:
+            n: How many steps it has taken, this one included.
+            reward: Mean reward.
+            loss: Loss.
+            kl: Divergence from the reference policy, in nats.
+            groups: Prompt groups that were trained.
+            seconds: How long the step took; None takes the time since the step before.
+        """
+        now = time.perf_counter_ns()
+        ns = now - self._stepped_ns if seconds is None else round(seconds * 1e9)
+        self._stepped_ns = now
+        told = {"reward": reward, "loss": loss, "kl": kl}
+        metrics = {name: value for name, value in told.items() if value is not None and math.isfinite(value)}
+        self._hub.fire("train_step_ended", n, n, ns, groups, "completed", metrics)
+
     def close(self, linger: float = 0.0) -> None:
-        """Stop serving and counting. Closing twice changes nothing.
+        """Stop serving, counting and exporting. Closing twice changes nothing.
+
+        What exporters still have to send is sent within two seconds, or counted as not sent.
 
         Args:
             linger: Seconds to keep serving before, so that a scraper sees how the run ended: one scrape
@@ -145,10 +195,20 @@ class MetricsHandle:
             time.sleep(linger)
         self._closed = True
         _HANDLES.discard(self)
-        self._hub.unsubscribe(self.observer)
+        if self._target is not None:
+            self._target.remove()
+        self.telemetry.close()
         self._endpoint.close()
         if self._file is not None:
             self._file.unlink(missing_ok=True)
+
+    def serves(self, hub: Hub) -> bool:
+        """Return whether it serves what that hub carries."""
+        return self._hub is hub and not self._closed
+
+    def announce(self, target: TargetFile) -> None:
+        """Keep a target file for as long as the endpoint serves."""
+        self._target = target
 
     def forget(self) -> None:
         """In a forked child: be closed, and leave to the parent what is the parent's."""
@@ -166,30 +226,45 @@ class MetricsHandle:
 
 
 def enable_metrics(
-    run: str,
+    run: str | None = None,
     port: int | None = None,
     host: str | None = None,
     *,
     hub: Hub | None = None,
-    role: str = "controller",
+    role: str | None = None,
     run_dir: Path | str | None = None,
+    sd_dir: Path | str | None = None,
     info: Mapping[str, str] | None = None,
     serve: Serve | str = "prometheus",
+    exporters: Sequence[str] | None = None,
+    tracer_provider: Any = None,  # noqa: ANN401 - any object of OpenTelemetry's API
+    spans_per_second: float | None = None,
+    settings: Mapping[str, Mapping[str, object]] | None = None,
     log: RunLog | None = None,
 ) -> MetricsHandle:
-    """Serve the metrics of everything that reports to a hub, whether it was built before or is built later.
+    """Serve the metrics, and export the spans, of everything that reports to a hub, built before or later.
+
+    What is not given here is taken from the environment, see :mod:`quiesce.telemetry.settings`.
 
     Args:
-        run: The run's name, a label of every series.
+        run: The run's name, a label of every series; the script's, if nobody names it.
         port: The port to serve on; 0 takes any free one, None takes :data:`DEFAULT_PORT` or else any free
             one.
         host: Name or address to listen on; None means loopback only.
         hub: What to listen to; None means the process-wide hub.
-        role: What this process is in the run, a label of every series.
+        role: What this process is in the run, a label of every series; ``controller``, if nobody says.
         run_dir: An existing folder; ``metrics.json`` in it says where metrics are served for as long as they
             are.
+        sd_dir: An existing folder from which Prometheus reads targets; a file in it names the endpoint for as
+            long as it serves.
         info: Values of ``quiesce_run_info`` that no primitive tells (``engine``), or tells otherwise.
-        serve: An exporter, or the name of its entry point.
+        serve: What serves metrics, or the name of its entry point.
+        exporters: Names of further exporters: ``recorder``, ``otlp``, ``textfile``, ``wandb``, or others that are
+            installed. None takes the recorder where there is a ``run_dir``.
+        tracer_provider: The application's own OpenTelemetry tracer provider, through which spans go then; None takes
+            the one that the application has installed globally, if it has.
+        spans_per_second: Budget of slots' spans beside the interesting ones; infinite keeps each.
+        settings: Settings of exporters, by the exporter's name.
         log: The run's log, which is told where metrics are served; the Python logger ``quiesce.telemetry``
             always is.
 
@@ -198,24 +273,61 @@ def enable_metrics(
 
     Raises:
         PortUnavailableError: If the named port, or the host, cannot be bound.
-        ExporterMissingError: If no exporter of the name is installed.
+        ExporterMissingError: If no exporter of the name is installed, or a package that it needs is not.
+        ConfigError: If the environment says something that cannot be used.
     """
+    said = read_settings()
+    run = run or said.run or script_name()
+    role = role or said.role or "controller"
+    port = said.port if port is None else port
+    host = said.host if host is None else host
+    run_dir = said.run_dir if run_dir is None else run_dir
+    sd_dir = said.sd_dir if sd_dir is None else sd_dir
     start = find_exporter(serve) if isinstance(serve, str) else serve
     hub = default_hub() if hub is None else hub
-    observer = MetricsObserver()
-    collector = QuiesceCollector(observer, hub, run=run, role=role, info=info)
+    hub.on_first_attach(None)  # what is switched on in code is not switched on by the environment as well
+    folder = None if run_dir is None else Path(run_dir)
+    names = said.exporters if exporters is None else tuple(exporters)
+    if exporters is None and folder is not None:
+        names = tuple(dict.fromkeys((*names, "recorder")))
+    budget = said.spans_per_second if spans_per_second is None else spans_per_second
+    sinks = {
+        name: find_sink(name)(
+            SinkContext(run, role, folder, _resource(run, role), (settings or {}).get(name, {}))
+        )
+        for name in names
+    }
+
+    def collect() -> Iterable[Metric]:
+        return collector.collect()
+
+    telemetry = RunTelemetry(
+        hub,
+        sinks=sinks,
+        collect=collect,
+        provider=_installed_provider() if tracer_provider is None else tracer_provider,
+        budget=SPAN_BUDGET if budget is None else None if math.isinf(budget) else budget,
+    )
+    collector = QuiesceCollector(telemetry.observer, hub, run=run, role=role, info=info)
     registry = CollectorRegistry(support_collectors_without_names=True)
     registry.register(collector)
     listen = "127.0.0.1" if host is None else host
-    endpoint = _start(start, registry, listen, port)
-    hub.subscribe(observer)
-    folder = None if run_dir is None else Path(run_dir)
-    handle = MetricsHandle(hub, observer, collector, registry, endpoint, listen, folder)
+    try:
+        endpoint = _start(start, registry, listen, port)
+    except BaseException:
+        telemetry.close()
+        raise
+    telemetry.start()
+    telemetry.close_at_exit()
+    handle = MetricsHandle(hub, telemetry, collector, registry, endpoint, listen, folder)
     try:
         if folder is not None:
             told = {"url": handle.url, "port": handle.port, "pid": os.getpid()}
-            _write_atomically(folder / ENDPOINT_FILE, (json.dumps(told) + "\n").encode())
-    except OSError:
+            write_atomically(folder / ENDPOINT_FILE, (json.dumps(told) + "\n").encode())
+        if sd_dir is not None:
+            target = f"{_reachable(listen)}:{handle.port}"
+            handle.announce(TargetFile(Path(sd_dir), run=run, role=role, target=target))
+    except (OSError, ConfigError):
         handle.close()
         raise
     if not _is_loopback(listen):
@@ -224,8 +336,19 @@ def enable_metrics(
         )
     _LOG.info("metrics are served at %s", handle.url)
     if log is not None:
+        telemetry.connect(log)
         log().info(log_event("metrics.serving").name, url=handle.url, port=handle.port, pid=os.getpid())
     return handle
+
+
+def is_enabled(hub: Hub | None = None) -> bool:
+    """Return whether metrics of a hub are served from this process.
+
+    Args:
+        hub: The hub; None means the process-wide one.
+    """
+    hub = default_hub() if hub is None else hub
+    return any(handle.serves(hub) for handle in list(_HANDLES))
 
 
 def find_exporter(name: str) -> Serve:
@@ -253,14 +376,36 @@ def _start(serve: Serve, registry: CollectorRegistry, host: str, port: int | Non
         return endpoint
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        scratch.write_bytes(content)
-        scratch.replace(path)
-    except OSError:
-        scratch.unlink(missing_ok=True)
-        raise
+def _installed_provider() -> Any:  # noqa: ANN401 - any object of OpenTelemetry's API
+    """Return the tracer provider that the application has installed globally, or None."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None  # nobody has imported it, so nobody has installed one
+    # What the API returns before anybody has installed one is its proxy, which cannot make spans of its own.
+    provider = trace.get_tracer_provider()
+    return None if isinstance(provider, trace.ProxyTracerProvider) else provider
+
+
+def _resource(run: str, role: str) -> dict[str, str]:
+    """Return what this process is, as OpenTelemetry resource attributes; the environment's own win."""
+    from quiesce import __version__
+
+    said = {}
+    for item in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","):
+        key, equals, value = item.partition("=")
+        if equals and key.strip():
+            said[key.strip()] = unquote(value.strip())
+    return {
+        "service.name": run,
+        "service.instance.id": secrets.token_hex(8),
+        "service.version": __version__,
+        "host.name": platform.node(),
+        "process.pid": str(os.getpid()),
+        "quiesce.run": run,
+        "quiesce.role": role,
+        **said,
+        **({"service.name": os.environ["OTEL_SERVICE_NAME"]} if os.environ.get("OTEL_SERVICE_NAME") else {}),
+    }
 
 
 def _is_loopback(host: str) -> bool:

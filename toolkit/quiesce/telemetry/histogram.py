@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Final
 
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from quiesce.telemetry.names import OTHER, Metric
@@ -24,7 +25,12 @@ __all__ = ["NANOSECONDS", "Histogram", "HistogramFamily", "NumberFamily", "bound
 NANOSECONDS: Final = 1_000_000_000
 """Nanoseconds in a second."""
 
+_MILLISECOND: Final = 1_000_000
+
 Labels = tuple[str, ...]
+
+_Exemplar = tuple[float, tuple[int, int], int]
+"""Value in observed units, trace and span identifier, Unix nanoseconds."""
 
 
 def bounds_ns(bounds: Iterable[float]) -> tuple[int, ...]:
@@ -51,7 +57,7 @@ class Histogram:
         cells: The list: from ``start`` on one count per bound, one for everything above, and the sum.
     """
 
-    __slots__ = ("_le", "_scale", "_start", "_sum", "bounds", "cells")
+    __slots__ = ("_le", "_lit", "_scale", "_start", "_sum", "bounds", "cells")
 
     def __init__(
         self, bounds: tuple[float, ...], *, scale: int = 1, cells: list[float] | None = None, start: int = 0
@@ -62,15 +68,47 @@ class Histogram:
         self._sum = start + len(bounds) + 1
         self.bounds: tuple[float, ...] = bounds_ns(bounds) if scale == NANOSECONDS else bounds
         self.cells: list[float] = [0] * (self._sum + 1) if cells is None else cells
+        self._lit: dict[int, _Exemplar] = {}
 
     def observe(self, value: float) -> None:
         """Count a value, in observed units."""
         self.cells[self._start + bisect_left(self.bounds, value)] += 1
         self.cells[self._sum] += value
 
+    def light(self, value: float, span: tuple[int, int], unix_ns: int, spacing_ns: int = 0) -> None:
+        """Name a span whose value is in a bucket: the bucket's exemplar, until a later one comes.
+
+        Prometheus stores an exemplar only if it is later than the one before it, to the millisecond, and warns
+        about every other; so an exemplar that would not be is left out.
+
+        Args:
+            value: The value, in observed units.
+            span: Trace and span identifier; the span went to a sink.
+            unix_ns: When the span ended.
+            spacing_ns: How much later than the last one it has to be, at least.
+        """
+        index = bisect_left(self.bounds, value)
+        last = self._lit.get(index)
+        if last is None or unix_ns // _MILLISECOND > (last[2] + spacing_ns) // _MILLISECOND:
+            self._lit[index] = (value, span, unix_ns)
+
     def buckets(self) -> list[tuple[str, float]]:
         """Return (upper bound as Prometheus writes it, cumulative count), ``+Inf`` last."""
         return list(zip(self._le, accumulate(self.cells[self._start : self._sum]), strict=True))
+
+    def lit_buckets(self) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+        """Return the buckets, each with its exemplar if it has one."""
+        lit = self._lit.copy()
+        return [
+            (bound, count, self._exemplar(lit[index])) if index in lit else (bound, count)
+            for index, (bound, count) in enumerate(self.buckets())
+        ]
+
+    def _exemplar(self, lit: _Exemplar) -> Exemplar:
+        value, (trace_id, span_id), unix_ns = lit
+        # 63 characters of names and identifiers; OpenMetrics allows 128.
+        labels = {"trace_id": f"{trace_id:032x}", "span_id": f"{span_id:016x}"}
+        return Exemplar(labels, value / self._scale, unix_ns // _MILLISECOND / 1000)
 
     @property
     def sum(self) -> float:

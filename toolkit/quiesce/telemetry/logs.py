@@ -8,8 +8,9 @@ does; nothing here suspends.
 Lines are appended with one unbuffered write each, so that several processes and threads may share the file, a
 killed run loses none, and a forked child inherits neither a lock nor half a line.
 
-Every line has ``timestamp`` (UTC), ``level``, ``event``, ``run`` and ``role``, and, where known, ``step`` and
-``cut_id``. Events and their fields are listed in the catalogue.
+Every line has ``timestamp`` (UTC), ``level``, ``event``, ``run`` and ``role``, and, where known, ``step``,
+``cut_id``, and ``trace_id`` and ``span_id`` of that cut's outermost span. Events and their fields are listed in
+the catalogue.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
@@ -55,6 +56,8 @@ class RunLog:
     Attributes:
         path: The file.
         dropped: Lines that could not be written.
+        identify: Returns trace and span identifier of a cut; lines that name the cut carry them then.
+        also: Is given each line, as the dictionary that it is made of; must neither block nor raise.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class RunLog:
     ) -> None:
         self.path = path
         self.dropped = 0
+        self.identify: Callable[[str], tuple[int, int] | None] | None = None
+        self.also: Callable[[Mapping[str, object]], None] | None = None
         self._bound = {"run": run, "role": role}
         self._now: dict[str, Any] = {}
         self._console = console
@@ -110,7 +115,13 @@ class RunLog:
         self._file.close()
 
     def _add_now(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-        return {**self._now, **event}
+        merged = {**self._now, **event}
+        cut_id = merged.get("cut_id")
+        if cut_id and self.identify is not None:
+            span = self.identify(str(cut_id))
+            if span is not None:
+                merged["trace_id"], merged["span_id"] = f"{span[0]:032x}", f"{span[1]:016x}"
+        return merged
 
     def _write(self, logger: WrappedLogger, method: str, event: MutableMapping[str, Any]) -> str:
         """Write the line in both forms, and end structlog's chain: there is nothing behind it."""
@@ -126,6 +137,8 @@ class RunLog:
             self.dropped += 1
             if self.dropped == 1 and self._console is not None:
                 _say(self._console, f"the run's log {self.path} cannot be written: {problem}\n")
+        if self.also is not None:
+            self.also(dict(event))
         if shown and self._console is not None:
             _say(self._console, f"{self._readable(event)}\n")
         raise structlog.DropEvent
@@ -171,22 +184,33 @@ class LogObserver:
         said = {name: value for name, value in fields.items() if value is not None and value != ""}
         self._logger.log(_LEVELS[entry.level.upper()], entry.name, **said)
 
-    def window_requested(self, window_id: str) -> None:
+    def window_requested(self, window_id: str, asked_ns: int) -> None:
         """Name the cut in the lines to come."""
         self._log.now(cut_id=window_id)
 
     def window_opened(
-        self, window_id: str, drain_ns: int, delayed_by: tuple[tuple[str, str, int, int], ...]
+        self,
+        window_id: str,
+        drain_ns: int,
+        delayed_by: tuple[tuple[str, str, int, int], ...],
+        opened_ns: int,
     ) -> None:
         """Remember the drain."""
         self._note(window_id, "drain", drain_ns)
 
-    def window_closed(self, window_id: str, drain_ns: int, exclusive_ns: int, outcome: str) -> None:
+    def window_closed(
+        self, window_id: str, drain_ns: int, exclusive_ns: int, outcome: str, closed_ns: int
+    ) -> None:
         """Remember the exclusive phase."""
         self._note(window_id, "exclusive", exclusive_ns)
 
     def window_abandoned(
-        self, window_id: str, drain_ns: int, outcome: str, delayed_by: tuple[tuple[str, str, int, int], ...]
+        self,
+        window_id: str,
+        drain_ns: int,
+        outcome: str,
+        delayed_by: tuple[tuple[str, str, int, int], ...],
+        ended_ns: int,
     ) -> None:
         """Say who held the checkpoint up."""
         self._note(window_id, "drain", drain_ns)

@@ -1,4 +1,4 @@
-"""The one catalogue of what telemetry calls things: metrics with their labels and buckets, and log events.
+"""The one catalogue of what telemetry calls things: metrics with their labels and buckets, spans, log events.
 
 Rule: a name, a label or a label value that is not in here is not emitted, and everything in here is emitted
 (a test compares both ways). Reference pages, dashboards and rules are derived from these tables. Nothing here
@@ -11,24 +11,78 @@ logs and spans. Every series carries ``run`` and ``role`` beside the labels that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 from typing import Final, Literal
 
 from quiesce.barrier import KINDS
+from quiesce.telemetry.labels import (
+    ADMISSION_PATHS,
+    CALL_BUCKETS,
+    CHECKPOINT_REASONS,
+    CUT_PARTS,
+    DATAPLANE_OPS,
+    ENDED,
+    GPU_MEMORY,
+    IDLE_CAUSES,
+    INVARIANTS,
+    OBJECTIVES,
+    OTHER,
+    PHASE_BUCKETS,
+    RESTORE_PARTS,
+    RESTORE_REASONS,
+    ROLES,
+    RUN_STATES,
+    SLOT_BUCKETS,
+    SLOT_STATES,
+    SPAN_FATES,
+    STALL_CAUSES,
+    VERSION_BUCKETS,
+    WINDOW_PHASES,
+    WORKER_LIMIT,
+    Label,
+)
+from quiesce.telemetry.log_names import LOG_EVENTS, LogEvent, log_event
+from quiesce.telemetry.span_names import COMMON_ATTRIBUTES, SPANS, SpanSpec, span_spec
 from quiesce.types import DROP_REASONS, ENDS, OUTCOMES, OWNERS, PHASES
 
 __all__ = [
+    "ADMISSION_PATHS",
+    "CALL_BUCKETS",
+    "CHECKPOINT_REASONS",
+    "COMMON_ATTRIBUTES",
     "CONSTANT_LABELS",
+    "CUT_PARTS",
+    "DATAPLANE_OPS",
+    "ENDED",
+    "GPU_MEMORY",
+    "IDLE_CAUSES",
+    "INVARIANTS",
     "LOG_EVENTS",
     "METRICS",
+    "OBJECTIVES",
+    "OTHER",
+    "PHASE_BUCKETS",
     "PREFIX",
+    "RESTORE_PARTS",
+    "RESTORE_REASONS",
     "ROLES",
+    "RUN_STATES",
+    "SLOT_BUCKETS",
+    "SLOT_STATES",
+    "SPANS",
+    "SPAN_FATES",
+    "STALL_CAUSES",
+    "VERSION_BUCKETS",
+    "WINDOW_PHASES",
+    "WORKER_LIMIT",
     "Label",
     "LogEvent",
     "Metric",
+    "SpanSpec",
     "log_event",
+    "span_spec",
 ]
 
 PREFIX: Final = "quiesce_"
@@ -37,131 +91,7 @@ PREFIX: Final = "quiesce_"
 CONSTANT_LABELS: Final = ("run", "role")
 """Labels of every series: the run's name, and what the process is in it."""
 
-OTHER: Final = "other"
-"""The label value of anything that its closed set does not know, so that a surprise is still counted."""
-
 MetricType = Literal["counter", "gauge", "histogram", "info"]
-
-ROLES: Final = (
-    "barrier",
-    "ledger",
-    "spares",
-    "buffer",
-    "accounting",
-    "dataplane",
-    "sampler",
-    "trainer_version",
-)
-"""Roles under which primitives attach themselves to a hub; a family exists once a role that it needs is
-there."""
-
-
-# ----------------------------------------------------------------------------------------------------- labels
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """A label and the values that it can have.
-
-    Attributes:
-        name: The label's name.
-        values: The closed set.
-        extended: Whether the barrier's own further kinds are added when it attaches.
-        constant: Whether the value is not from a set but fixed for the run (a sampler's class name, say).
-    """
-
-    name: str
-    values: tuple[str, ...] = ()
-    extended: bool = False
-    constant: bool = False
-
-
-ENDED: Final = ("completed", "failed", "cancelled")
-"""Outcomes of what can only run to its end, raise, or be cancelled: sections, phases."""
-
-CHECKPOINT_REASONS: Final = (
-    "",
-    "nothing_changed",
-    "drain_timeout",
-    "invariant",
-    "disk",
-    "permission",
-    "io",
-    "previous_write",
-    "superseded",
-    "cancelled",
-    "error",
-    OTHER,
-)
-"""Why an attempt to save ended otherwise than completed."""
-
-RESTORE_REASONS: Final = (
-    "nothing_usable",
-    "part_missing",
-    "corrupt",
-    "schema",
-    "suspect",
-    "cursor",
-    "capacity",
-    "rows",
-    "config",
-    "error",
-    OTHER,
-)
-"""Why a restore refused."""
-
-RESTORE_PARTS: Final = (
-    "verify",
-    "documents",
-    "rows",
-    "prompts",
-    "trainer",
-    OTHER,
-)
-"""What the time of a restore is split into."""
-
-CUT_PARTS: Final = ("cursor", "position", "spares", "buffer", "ledger", "rows")
-"""The six artifacts of a cut, in the order in which they are captured."""
-
-INVARIANTS: Final = (
-    "single_owner",
-    "conservation",
-    "cursor_covers_buffer",
-    "cursor_within_lookahead",
-    "window_is_exclusive",
-    "cut_is_one_instant",
-    "rows_present",
-    "rows_not_orphaned",
-    "digest_matches",
-    "gate_is_respected",
-    "versions_grow",
-    "checkpoint_progress",
-)
-"""What the auditor checks."""
-
-RUN_STATES: Final = ("starting", "running", "stopping", "finished", "failed")
-"""The life of a run."""
-
-STALL_CAUSES: Final = ("previous_write", "fence", "window", "stage")
-"""What a save holds the trainer up with."""
-
-IDLE_CAUSES: Final = ("groups", "sync")
-"""What a trainer waits for when it does not train: groups to train on, weights to be synchronised."""
-
-DATAPLANE_OPS: Final = ("put", "get", "clear", "keys", "snapshot", "write")
-"""Operations of a data plane."""
-
-ADMISSION_PATHS: Final = ("transactional", "fallback")
-"""How a batch was admitted: gate wait outside the slot, or a custom sampler's whole ``admit()`` inside."""
-
-SLOT_STATES: Final = ("active", "waiting")
-"""A mutation slot that is held, or that waits for a checkpoint window to end."""
-
-OBJECTIVES: Final[Mapping[str, float]] = {"drain": 1.0, "exclusive": 0.005}
-"""Seconds that a phase of the window is meant to stay under; longer ones are counted, not refused."""
-
-WINDOW_PHASES: Final = tuple(OBJECTIVES)
-"""The phases that make a checkpoint window."""
 
 _KIND = Label("kind", KINDS, extended=True)
 _PHASE = Label("phase", PHASES)
@@ -169,32 +99,7 @@ _OWNER = Label("owner", OWNERS)
 _STATE = Label("state", SLOT_STATES)
 _PART = Label("part", CUT_PARTS)
 _INVARIANT = Label("invariant", INVARIANTS)
-
-
-# ---------------------------------------------------------------------------------------------------- buckets
-
-
-def _decades(lowest: int, highest: int) -> tuple[float, ...]:
-    """Return 1, 2.5 and 5 of every decade from 10**lowest, and 10**highest as the last bound.
-
-    Parsed from decimal text, so that a bound is the double nearest to what it says (1e-06, not 9.999e-07).
-    """
-    steps = [f"{mantissa}e{power}" for power in range(lowest, highest) for mantissa in ("1", "2.5", "5")]
-    return tuple(float(text) for text in (*steps, f"1e{highest}"))
-
-
-SLOT_BUCKETS: Final = _decades(-6, 2)
-"""1 µs to 100 s, in seconds: a slot lasts microseconds, and one that waits for a hung drain a minute."""
-
-PHASE_BUCKETS: Final = (*_decades(-4, 1), 20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0)
-"""100 µs to 1 h, in seconds: an exclusive phase of a fraction of a millisecond, and a write that hung for 20
-minutes."""
-
-VERSION_BUCKETS: Final = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
-"""Trainer versions between a group's admission and its training."""
-
-
-# ---------------------------------------------------------------------------------------------------- metrics
+_WORKER = Label("worker", constant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +172,10 @@ def _define(
 _WINDOWS = ("barrier",)
 _GROUPS = ("ledger", "spares", "buffer")
 _TRAINING = ("trainer_version",)
+_GATES = ("snapshot_gate",)
+_CLEANUP = ("cleanup",)
+_GPU = ("gpu",)
+_TRACING = ("tracing",)
 
 # Mutation slots.
 MUTATION_WAIT = _define(
@@ -463,6 +372,13 @@ RESTORE_REFUSALS = _define(
     needs=_WINDOWS,
 )
 
+RESTORE_TOKENS_REUSED = _define(
+    "restore_tokens_reused_total",
+    "counter",
+    "Tokens that resumed generation calls did not generate again, because staged rows had them",
+    needs=_WINDOWS,
+)
+
 # Admission.
 ADMISSION_WAIT = _define(
     "admission_wait_seconds",
@@ -552,6 +468,64 @@ DATAPLANE_OP = _define(
     buckets=SLOT_BUCKETS,
 )
 
+# The snapshot gate, and cleanup.
+GATE_PERMITS = _define(
+    "snapshot_gate_permits",
+    "gauge",
+    "Permits of the worker's snapshot gate that are out",
+    _WORKER,
+    needs=_GATES,
+)
+GATE_CLOSED = _define(
+    "snapshot_gate_closed",
+    "gauge",
+    "1 while the worker's snapshot gate is closed for a checkpoint, else 0",
+    _WORKER,
+    needs=_GATES,
+)
+GATE_WAIT = _define(
+    "snapshot_gate_wait_seconds",
+    "histogram",
+    "Time that writers waited for a permit of a snapshot gate",
+    needs=_GATES,
+    buckets=SLOT_BUCKETS,
+)
+GATE_CLOSE = _define(
+    "snapshot_gate_close_seconds",
+    "histogram",
+    "Time that a snapshot gate took to close: until no permit was out, or it gave up",
+    needs=_GATES,
+    buckets=PHASE_BUCKETS,
+)
+CLEANUP_QUEUE = _define(
+    "cleanup_queue_calls", "gauge", "Calls whose rows are still to be cleared", needs=_CLEANUP
+)
+CLEANUP_BATCH = _define(
+    "cleanup_batch_calls",
+    "histogram",
+    "Calls whose rows were cleared together",
+    needs=_CLEANUP,
+    buckets=CALL_BUCKETS,
+)
+CLEANUP_CLEAR = _define(
+    "cleanup_clear_seconds",
+    "histogram",
+    "Time that clearing a batch took, of failed tries too",
+    needs=_CLEANUP,
+    buckets=SLOT_BUCKETS,
+)
+CLEANUP_KEYS = _define("cleanup_keys_total", "counter", "Keys whose rows were cleared", needs=_CLEANUP)
+CLEANUP_FAILURES = _define(
+    "cleanup_failures_total", "counter", "Tries to clear a batch that failed", needs=_CLEANUP
+)
+REPLY_SECONDS = _define(
+    "reply_seconds",
+    "histogram",
+    "Time from a generation call's last token to its answer",
+    needs=_TRAINING,
+    buckets=SLOT_BUCKETS,
+)
+
 # Invariants.
 INVARIANT_ACTIVE = _define(
     "invariant_active",
@@ -600,6 +574,18 @@ TRAIN_STEP_SECONDS = _define(
     "train_step_seconds", "histogram", "Duration of trainer steps", needs=_TRAINING, buckets=PHASE_BUCKETS
 )
 
+# The device.
+GPU_MEMORY_BYTES = _define(
+    "gpu_memory_bytes",
+    "gauge",
+    "Memory of the process's current CUDA device",
+    Label("kind", GPU_MEMORY),
+    needs=_GPU,
+)
+GPU_UTILIZATION = _define(
+    "gpu_utilization_ratio", "gauge", "Share of time in which the CUDA device was busy, 0 to 1", needs=_GPU
+)
+
 # The run, and telemetry itself.
 RUN_INFO = _define(
     "run_info",
@@ -619,91 +605,22 @@ OBSERVER_ERRORS = _define(
     "counter",
     "Hooks that raised and sources that could not be read; training went on without them",
 )
-
-
-# ------------------------------------------------------------------------------------------------- log events
-
-
-@dataclass(frozen=True, slots=True)
-class LogEvent:
-    """One event of the run log.
-
-    Attributes:
-        name: The line's ``event``.
-        level: Its level.
-        help: When it is written.
-        fields: Fields beside ``timestamp``, ``level``, ``run``, ``role``, ``step`` and ``cut_id``.
-    """
-
-    name: str
-    level: Literal["debug", "info", "warning", "error", "critical"]
-    help: str
-    fields: tuple[str, ...] = ()
-
-
-LOG_EVENTS: Final[dict[str, LogEvent]] = {
-    event.name: event
-    for event in (
-        LogEvent("run.state", "info", "The run started, runs, stops, finished or failed", ("state",)),
-        LogEvent("run.stalled", "error", "Nothing moved for a while", ("what", "group_id", "age_seconds")),
-        LogEvent(
-            "checkpoint.published",
-            "info",
-            "A checkpoint was published",
-            ("groups", "rows", "bytes", "drain_seconds", "exclusive_seconds", "phases"),
-        ),
-        LogEvent("checkpoint.skipped", "info", "An attempt to save had nothing to do", ("reason",)),
-        LogEvent(
-            "checkpoint.not_published",
-            "error",
-            "An attempt to save failed, was refused or cancelled; the last good checkpoint stays the newest",
-            ("outcome", "reason", "groups", "phases"),
-        ),
-        LogEvent(
-            "window.given_up",
-            "warning",
-            "A checkpoint gave up before it was exclusive",
-            ("outcome", "drain_seconds", "delayed_by"),
-        ),
-        LogEvent("trainer.stalled", "debug", "Saving held the train pump up", ("cause", "seconds")),
-        LogEvent(
-            "train.step",
-            "debug",
-            "A trainer step ended",
-            ("version", "seconds", "groups", "outcome", "metrics"),
-        ),
-        LogEvent("restore.completed", "info", "A run was restored from a checkpoint", ("groups", "parts")),
-        LogEvent(
-            "restore.refused", "error", "A restore was refused or failed", ("outcome", "reason", "parts")
-        ),
-        LogEvent(
-            "sampler.fell_back",
-            "warning",
-            "A custom sampler admits in one piece, so its gate wait holds a slot that checkpoints wait for",
-            ("sampler",),
-        ),
-        LogEvent(
-            "invariant.violated",
-            "critical",
-            "An invariant does not hold",
-            ("invariant", "severity", "message", "groups", "owners", "evidence"),
-        ),
-        LogEvent("metrics.serving", "info", "Where metrics can be scraped", ("url", "port", "pid")),
-        LogEvent(
-            "log.record",
-            "info",
-            "A message of Quiesce's own Python loggers, at that message's level",
-            ("logger", "message"),
-        ),
-    )
-}
-"""Every event that the run log has, by name."""
-
-
-def log_event(name: str) -> LogEvent:
-    """Return an event of the catalogue.
-
-    Raises:
-        KeyError: If the catalogue does not have it.
-    """
-    return LOG_EVENTS[name]
+TELEMETRY_SPANS = _define(
+    "telemetry_spans_total",
+    "counter",
+    "Spans by fate: taken by a sink, left out past the budget, lost for want of room or time, or refused",
+    Label("fate", SPAN_FATES),
+    needs=_TRACING,
+)
+TELEMETRY_EXPORT = _define(
+    "telemetry_export_seconds",
+    "histogram",
+    "Time that a sink took for what it was given at once",
+    needs=_TRACING,
+    buckets=PHASE_BUCKETS,
+)
+TELEMETRY_CPU = _define(
+    "telemetry_cpu_seconds_total",
+    "counter",
+    "Processor time of telemetry: its threads as measured, its hooks as estimated from samples",
+)

@@ -21,8 +21,10 @@ _AREAS = (
     ("Admission", ("admission_", "dispatch_", "trainer_version", "target_step")),
     ("Ownership", ("groups_moved", "groups", "prompts_")),
     ("The data plane", ("dataplane_",)),
+    ("Snapshot gates and cleanup", ("snapshot_gate_", "cleanup_", "reply_")),
     ("Invariants", ("invariant_",)),
     ("Training", ("train_", "tokens_", "groups_trained", "staleness_")),
+    ("The device", ("gpu_",)),
     ("The run, and telemetry itself", ("run_", "capability", "telemetry_")),
 )
 """Headings, and what the names under them start with after the common prefix; the longest match counts."""
@@ -37,7 +39,8 @@ _INTRODUCTION = (
 
 _LOG_INTRODUCTION = (
     "One JSON object a line in `log.jsonl` of the run folder. Every line has `timestamp`, `level`, `event`, "
-    "`run` and `role`, and `step` and `cut_id` where they are known."
+    "`run` and `role`, and `step`, `cut_id`, `trace_id` and `span_id` where they are known: the last two are those of "
+    "the outermost span of the cut."
 )
 
 
@@ -60,6 +63,7 @@ def page() -> str:
         ("Slots and data plane operations", names.SLOT_BUCKETS),
         ("Phases, steps, waits for admission", names.PHASE_BUCKETS),
         ("Staleness", names.VERSION_BUCKETS),
+        ("Calls cleared together", names.CALL_BUCKETS),
     ):
         lines += [f"{title}: {', '.join(f'{bound:g}' for bound in buckets)}.", ""]
     lines += [

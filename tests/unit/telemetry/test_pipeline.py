@@ -1,0 +1,245 @@
+"""Queues in front of sinks: nobody waits, everything is counted, the end comes in time."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
+from quiesce.telemetry import pipeline as module
+from quiesce.telemetry.finished import FinishedSpan
+from quiesce.telemetry.pipeline import Pipeline
+from tests.unit.telemetry.telling import Kept
+
+
+def spans(count: int) -> list[FinishedSpan]:
+    """Make so many spans."""
+    return [FinishedSpan("quiesce.slot", 1, number + 1, 0, 5, 6) for number in range(count)]
+
+
+class Refuses(Kept):
+    """A sink that takes nothing."""
+
+    def __init__(self, times: int = 1_000_000) -> None:
+        super().__init__()
+        self.left = times
+
+    def spans(self, batch: Sequence[FinishedSpan]) -> None:
+        """Raise, so many times."""
+        if self.left:
+            self.left -= 1
+            raise ConnectionRefusedError("nobody is there")
+        super().spans(batch)
+
+
+class Hangs(Kept):
+    """A sink that never answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def spans(self, batch: Sequence[FinishedSpan]) -> None:
+        """Hang until the test is over."""
+        self.entered.set()
+        self.go.wait(30)
+
+
+@pytest.fixture
+def hangs() -> Iterator[Hangs]:
+    """A sink that hangs, and is let go of at the end."""
+    sink = Hangs()
+    yield sink
+    sink.go.set()
+
+
+def test_every_sink_is_given_every_span_in_order() -> None:
+    """And each span is counted once, however many sinks there are."""
+    one, two = Kept(), Kept()
+    pipeline = Pipeline({"one": one, "two": two})
+
+    assert pipeline.put_spans(spans(3)) == 3
+    assert pipeline.put_spans(spans(2)) == 2
+    assert pipeline.flush(10)
+
+    assert one.found == two.found == spans(3) + spans(2)
+    assert pipeline.fates() == {"exported": 5}
+    assert pipeline.lanes() == {"one": {"delivered": 5}, "two": {"delivered": 5}}
+    pipeline.close()
+    assert len(one.closed) == 1
+
+
+def test_a_span_that_one_of_two_sinks_took_is_exported() -> None:
+    """A dead collector beside a recorder: the span is not lost, and the sink's own counts tell of it."""
+    pipeline = Pipeline({"dead": Refuses(), "kept": Kept()})
+
+    pipeline.put_spans(spans(3))
+    pipeline.flush(10)
+
+    assert pipeline.fates() == {"exported": 3}
+    assert pipeline.lanes()["dead"] == {"failed": 3}
+    pipeline.close(0.5)
+
+
+def test_a_span_that_every_sink_refused_has_failed() -> None:
+    """Nothing is dropped without a counter."""
+    pipeline = Pipeline({"dead": Refuses()})
+
+    pipeline.put_spans(spans(3))
+    pipeline.flush(10)
+    pipeline.close(0.5)
+
+    assert pipeline.fates() == {"failed": 3}
+
+
+def test_a_sink_that_comes_back_is_used_again() -> None:
+    """After a pause."""
+    sink = Refuses(times=1)
+    pipeline = Pipeline({"flaky": sink})
+
+    pipeline.put_spans(spans(2))
+    pipeline.flush(10)
+    pipeline.put_spans(spans(3))
+    pipeline.flush(10)
+
+    assert len(sink.found) == 3
+    assert pipeline.fates() == {"failed": 2, "exported": 3}
+    pipeline.close()
+
+
+def test_a_full_queue_drops_what_comes_and_counts_it(monkeypatch: pytest.MonkeyPatch, hangs: Hangs) -> None:
+    """Putting in never waits."""
+    monkeypatch.setattr(module, "QUEUE_SPANS", 10)
+    pipeline = Pipeline({"hangs": hangs})
+    pipeline.put_spans(spans(4))
+    assert hangs.entered.wait(10)
+
+    assert pipeline.put_spans(spans(8)) == 8
+    assert pipeline.put_spans(spans(8)) == 0
+
+    pipeline.close(0.1)
+    assert pipeline.fates() == {"dropped": 16, "failed": 4}
+
+
+def test_the_end_comes_in_time_whatever_a_sink_does(hangs: Hangs) -> None:
+    """One sink hangs, one refuses, one is well: the deadline holds, and all spans have a fate."""
+    kept = Kept()
+    pipeline = Pipeline({"hangs": hangs, "dead": Refuses(), "kept": kept})
+    pipeline.put_spans(spans(5))
+    assert hangs.entered.wait(10)
+    pipeline.put_spans(spans(5))
+
+    since = time.monotonic()
+    pipeline.close(0.5)
+
+    assert time.monotonic() - since < 1.0
+    assert pipeline.fates() == {"exported": 10}
+    assert len(kept.found) == 10
+    assert pipeline.lanes()["hangs"] == {"failed": 5, "dropped": 5}
+    assert pipeline.put_spans(spans(1)) == 0
+    pipeline.close()
+
+
+def test_samples_are_read_once_a_period_for_all_sinks() -> None:
+    """Reading them costs; sinks share what was read."""
+    reads: list[int] = []
+
+    def collect() -> Sequence[Metric]:
+        reads.append(1)
+        return [GaugeMetricFamily("quiesce_x", "help", 1.0)]
+
+    one, two = Kept(), Kept()
+    pipeline = Pipeline({"one": one, "two": two}, collect=collect, sample_seconds=0.2)
+    until = time.monotonic() + 10
+    while not (one.families and two.families) and time.monotonic() < until:
+        time.sleep(0.01)
+
+    assert [family.name for family in one.families] == ["quiesce_x"]
+    assert one.families == two.families
+    assert len(reads) <= 2
+    pipeline.close()
+    assert len(reads) >= 2  # the last state is told at the end
+
+
+def test_log_lines_reach_the_sinks() -> None:
+    """And one that finds no room is counted."""
+    sink = Kept()
+    pipeline = Pipeline({"kept": sink})
+
+    pipeline.put_event({"event": "run.state", "state": "running"})
+    assert pipeline.flush(10)
+
+    assert sink.lines == [{"event": "run.state", "state": "running"}]
+    pipeline.close()
+
+
+def test_what_sinks_take_is_timed() -> None:
+    """For the histogram of exports, and for what telemetry costs."""
+    took: list[int] = []
+    pipeline = Pipeline({"kept": Kept()}, exported=took.append)
+
+    pipeline.put_spans(spans(1))
+    assert pipeline.flush(10)
+    pipeline.close()
+
+    assert took
+    assert all(ns >= 0 for ns in took)
+    assert pipeline.cpu_ns > 0
+
+
+def test_without_a_sink_nothing_goes_anywhere() -> None:
+    """And that is counted too."""
+    pipeline = Pipeline({})
+
+    assert not pipeline.has_sinks
+    assert pipeline.put_spans(spans(2)) == 0
+    assert pipeline.flush(0)
+    assert pipeline.fates() == {"dropped": 2}
+    pipeline.close()
+
+
+def test_a_forked_child_sends_nothing() -> None:
+    """What waited is the parent's to send; the child ends at once."""
+    sink = Kept()
+    pipeline = Pipeline({"kept": sink})
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            pipeline.put_spans(spans(3))
+            pipeline.put_event({})
+            flushed = pipeline.flush(5)
+            pipeline.close(5)
+            code = 0 if flushed and not sink.found and not pipeline.fates() else 2
+        finally:
+            os._exit(code)
+
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    pipeline.put_spans(spans(1))
+    assert pipeline.flush(10)
+    assert len(sink.found) == 1
+    pipeline.close()
+
+
+def test_a_sink_may_fail_in_anything() -> None:
+    """Events, samples and the end."""
+
+    class Broken(Kept):
+        def samples(self, families: Sequence[Metric], unix_time: float) -> None:
+            raise OSError("disk full")
+
+        def events(self, events: Sequence[Mapping[str, object]]) -> None:
+            raise OSError("disk full")
+
+        def close(self, deadline_seconds: float) -> None:
+            raise OSError("disk full")
+
+    pipeline = Pipeline({"broken": Broken()}, collect=lambda: [GaugeMetricFamily("quiesce_x", "h", 1.0)])
+    pipeline.put_event({"event": "x"})
+    pipeline.flush(10)
+    pipeline.close(1)
+
+    assert pipeline.lanes()["broken"]["events_dropped"] == 1

@@ -1,0 +1,447 @@
+"""The tree of a save, the life of a group, and what is open when the process ends."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from quiesce.telemetry import names
+from quiesce.telemetry import story as module
+from quiesce.telemetry.finished import FinishedSpan
+from tests.save_rig import RecordingFence, Rig
+from tests.unit.telemetry.telling import Kept, Telling
+
+
+def tree(kept: Kept) -> set[tuple[str, str]]:
+    """Return (name, parent's name) of every span but slots and syncs; "" for a root."""
+    by_id = {span.span_id: span for span in kept.found}
+    return {
+        (span.name, by_id[span.parent_id].name if span.parent_id else "")
+        for span in kept.found
+        if span.name != "quiesce.slot"
+    }
+
+
+def status(span: FinishedSpan) -> tuple[str, object]:
+    """Return how it ended, in both ways of saying it."""
+    return span.status, span.attributes.get("quiesce.outcome")
+
+
+class TestSave:
+    """One trace."""
+
+    async def test_a_save_is_one_trace_with_all_its_phases(self, tmp_path: Path) -> None:
+        """A real one: on the loop, in tasks and in the saver's threads."""
+        rig = Rig(tmp_path, lmdb=True, fence=RecordingFence())
+        scene = Telling(hub=rig.hub, clock=time.perf_counter_ns)
+        for _ in range(3):
+            await rig.finished()
+        rig.step = 4
+        result = await rig.save()
+        await rig.saver.wait()
+        assert result.step == 4
+
+        kept = scene.told()
+
+        assert tree(kept) == {
+            ("quiesce.checkpoint", ""),
+            ("quiesce.checkpoint.fence", "quiesce.checkpoint"),
+            ("quiesce.window", "quiesce.checkpoint"),
+            ("quiesce.checkpoint.drain", "quiesce.window"),
+            ("quiesce.checkpoint.exclusive", "quiesce.window"),
+            ("quiesce.checkpoint.part", "quiesce.checkpoint.exclusive"),
+            ("quiesce.checkpoint.verify", "quiesce.checkpoint"),
+            ("quiesce.checkpoint.stage", "quiesce.checkpoint"),
+            ("quiesce.checkpoint.write", "quiesce.checkpoint"),
+            ("quiesce.checkpoint.fsync", "quiesce.checkpoint.write"),
+            ("quiesce.checkpoint.publish", "quiesce.checkpoint"),
+        }
+        root = kept.one("quiesce.checkpoint")
+        family = [span for span in kept.found if span.trace_id == root.trace_id]
+        assert {span.attributes["quiesce.cut_id"] for span in family} == {rig.saver.last.cut_id}  # type: ignore[union-attr] # it ended
+        assert (root.attributes["quiesce.step"], status(root)) == (4, ("ok", "completed"))
+        parts = kept.named("quiesce.checkpoint.part")
+        assert tuple(part.attributes["quiesce.part"] for part in parts) == names.CUT_PARTS
+        assert all(root.start_ns <= span.start_ns <= span.end_ns <= root.end_ns for span in family)
+        synced = kept.named("quiesce.checkpoint.fsync")
+        assert len(synced) >= 4
+        assert sum(int(span.attributes["quiesce.bytes"]) for span in synced) > 0
+        scene.over()
+        await rig.close()
+
+    async def test_a_save_that_hops_through_every_kind_of_thread_is_one_trace(self) -> None:
+        """Executors and threads do not inherit context variables; parents are found by the cut's name."""
+        scene = Telling()
+        loop = asyncio.get_running_loop()
+
+        def phase(name: str) -> None:
+            scene.hub.fire("phase_started", "cut", name)
+            scene.hub.fire("phase_ended", "cut", name, 5, "completed")
+
+        async def in_task() -> None:
+            phase("fence")
+            scene.hub.fire("window_requested", "cut", 1)
+            scene.hub.fire("window_opened", "cut", 1, (), 2)
+            scene.hub.fire("window_closed", "cut", 1, 1, "completed", 3)
+
+        await asyncio.create_task(in_task())
+        await asyncio.to_thread(phase, "stage")
+        await loop.run_in_executor(None, phase, "verify")
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(phase, "write").result()
+        thread = threading.Thread(target=phase, args=("publish",))
+        thread.start()
+        thread.join()
+        scene.hub.fire("checkpoint_ended", "cut", 1, "completed", "", {}, 0, 0)
+
+        kept = scene.told()
+
+        root = kept.one("quiesce.checkpoint")
+        assert {span.trace_id for span in kept.found} == {root.trace_id}
+        children = {span.name for span in kept.found if span.parent_id == root.span_id}
+        assert children == {
+            "quiesce.window",
+            *(f"quiesce.checkpoint.{name}" for name in ("fence", "stage", "verify", "write", "publish")),
+        }
+        scene.over()
+
+    @pytest.mark.parametrize("where", ["stage", "write"])
+    async def test_a_save_that_fails_says_where_and_why(self, tmp_path: Path, where: str) -> None:
+        """The phase and the whole are errors; what came before is not."""
+        rig = Rig(tmp_path)
+        scene = Telling(hub=rig.hub, clock=time.perf_counter_ns)
+        setattr(rig.trainer, f"{where}_error", OSError(28, "No space left on device"))
+        await rig.save()
+        await rig.saver.wait()
+
+        kept = scene.told()
+
+        root = kept.one("quiesce.checkpoint")
+        assert status(root) == ("error", "failed")
+        assert root.attributes["quiesce.error"] == root.attributes["quiesce.reason"] == "disk"
+        assert status(kept.one(f"quiesce.checkpoint.{where}")) == ("error", "failed")
+        assert status(kept.one("quiesce.checkpoint.exclusive")) == ("ok", "completed")
+        assert kept.named("quiesce.checkpoint.publish") == []
+        scene.over()
+        await rig.close()
+
+    async def test_a_save_that_is_cancelled_is_no_error(self, tmp_path: Path) -> None:
+        """Cancelled is told apart from failed."""
+        rig = Rig(tmp_path)
+        scene = Telling(hub=rig.hub, clock=time.perf_counter_ns)
+        rig.trainer.stage_may_end.clear()
+        task = asyncio.create_task(rig.save())
+        await rig.trainer.staging.wait()
+        task.cancel()
+        await asyncio.wait({task})
+
+        kept = scene.told()
+
+        assert status(kept.one("quiesce.checkpoint.stage")) == ("", "cancelled")
+        assert status(kept.one("quiesce.checkpoint")) == ("", "cancelled")
+        assert not any(span.cut_off for span in kept.found)
+        scene.over()
+        await rig.close()
+
+    async def test_an_attempt_that_ends_before_its_first_phase_is_a_span_all_the_same(self) -> None:
+        """It says what it waited for."""
+        scene = Telling()
+        scene.clock.advance(9.0)
+        scene.hub.fire("trainer_stalled", "previous_write", 3_000_000_000)
+        scene.hub.fire("checkpoint_ended", "", 7, "refused", "previous_write", {}, 0, 0)
+
+        span = scene.told().one("quiesce.checkpoint")
+
+        assert span.end_ns - span.start_ns == 3_000_000_000
+        assert status(span) == ("error", "refused")
+        assert span.attributes["quiesce.step"] == 7
+        scene.over()
+
+    def test_gates_close_within_the_fence(self) -> None:
+        """Whatever thread tells of it; without a save they are spans of their own."""
+        scene = Telling()
+        scene.hub.fire("gate_closed", "0", 1, "1.1", 5, "superseded")
+        scene.hub.fire("phase_started", "cut", "fence")
+        scene.hub.fire("gate_closed", "1", 2, "1.2", 5, "closed")
+        scene.hub.fire("gate_closed", "2", 3, "1.2", 5, "failed")
+        scene.hub.fire("phase_ended", "cut", "fence", 5, "failed")
+
+        kept = scene.told()
+
+        fence = kept.one("quiesce.checkpoint.fence")
+        alone, closed, failed = kept.named("quiesce.gate.close")
+        assert (alone.parent_id, closed.parent_id, failed.parent_id) == (0, fence.span_id, fence.span_id)
+        assert [status(span) for span in (alone, closed, failed)] == [
+            ("", "cancelled"),
+            ("ok", "completed"),
+            ("error", "failed"),
+        ]
+        scene.over()
+
+    def test_a_violation_is_an_event_of_its_save(self) -> None:
+        """With what it says."""
+        scene = Telling()
+
+        class Violated:
+            cut_id = "cut"
+            invariant = "single_owner"
+
+            def __str__(self) -> str:
+                return "two owners"
+
+        scene.hub.fire("phase_started", "cut", "verify")
+        scene.hub.fire("invariant_violated", Violated())
+        scene.hub.fire("checkpoint_ended", "cut", 1, "refused", "invariant", {}, 0, 0)
+
+        (event,) = scene.told().one("quiesce.checkpoint").events
+
+        assert event[0] == "invariant violated"
+        assert event[2] == {"quiesce.invariant": "single_owner", "quiesce.message": "two owners"}
+        scene.over()
+
+
+class TestRestore:
+    """A restore and its parts."""
+
+    def test_parts_follow_each_other(self) -> None:
+        """And a refused one says why."""
+        scene = Telling()
+        scene.clock.advance(10.0)
+        scene.hub.fire("restore_ended", "completed", "", {"verify": 4, "rows": 6}, {"ledger": 3})
+        scene.hub.fire("restore_ended", "refused", "schema", {"verify": 4}, {})
+
+        kept = scene.told()
+
+        done, refused = kept.named("quiesce.restore")
+        assert done.end_ns - done.start_ns == 10
+        assert (status(done), done.attributes["quiesce.groups"]) == (("ok", "completed"), 3)
+        assert (status(refused), refused.attributes["quiesce.error"]) == (("error", "refused"), "schema")
+        first, second, _ = kept.named("quiesce.restore.part")
+        assert (first.start_ns, first.end_ns, second.end_ns) == (
+            done.start_ns,
+            second.start_ns,
+            done.end_ns,
+        )
+        assert first.parent_id == done.span_id
+        scene.over()
+
+
+class TestGroups:
+    """A group's life, findable by its id."""
+
+    def live(self, scene: Telling, end: tuple[str, str, str]) -> None:
+        """Tell of a group that is reserved, generated twice, and buffered."""
+        fire = scene.hub.fire
+        fire("owner_moved", "g1", "read", "ledger", "")
+        for attempt, outcome in ((0, "failed"), (1, "completed")):
+            scene.clock.advance(1.0)
+            fire("rollout_started", "g1", attempt)
+            scene.clock.advance(2.0)
+            fire("rollout_ended", "g1", attempt, 2_000_000_000, outcome, 40)
+        fire("tokens_reused", "g1", 12)
+        fire("owner_moved", "g1", "ledger", "buffer", "")
+        fire("owner_moved", "g1", *end)
+
+    def test_from_reserved_to_trained(self) -> None:
+        """Its rollouts are parts of it, its moves are events."""
+        scene = Telling()
+        self.live(scene, ("training", "trained", ""))
+
+        kept = scene.told()
+
+        group = kept.one("quiesce.group")
+        assert group.attributes["quiesce.group_id"] == "g1"
+        assert status(group) == ("ok", "completed")
+        assert group.end_ns - group.start_ns == 6_000_000_000
+        assert [event[0] for event in group.events] == [
+            "owner moved",
+            "tokens reused",
+            "owner moved",
+            "owner moved",
+        ]
+        failed, done = kept.named("quiesce.rollout")
+        assert failed.parent_id == done.parent_id == group.span_id
+        assert (status(failed), status(done)) == (("error", "failed"), ("ok", "completed"))
+        assert (done.attributes["quiesce.attempt"], done.attributes["quiesce.tokens"]) == (1, 40)
+        assert done.end_ns - done.start_ns == 2_000_000_000
+        scene.over()
+
+    @pytest.mark.parametrize(
+        "reason, expected",
+        [
+            ("failed", ("error", "failed")),
+            ("violation", ("error", "failed")),
+            ("stale_abort", ("", "cancelled")),
+            ("evicted", ("", "cancelled")),
+        ],
+    )
+    def test_a_dropped_group_says_why(self, reason: str, expected: tuple[str, str]) -> None:
+        """What went wrong is an error; what the sampler gave up is not."""
+        scene = Telling()
+        self.live(scene, ("buffer", "dropped", reason))
+
+        group = scene.told().one("quiesce.group")
+
+        assert status(group) == expected
+        assert (group.attributes["quiesce.end"], group.attributes["quiesce.reason"]) == ("dropped", reason)
+        scene.over()
+
+    def test_cleanup_is_a_fresh_root_linked_to_the_calls_whose_keys_it_carries(self) -> None:
+        """It serves many calls and belongs to none."""
+        scene = Telling()
+        for group in ("g1", "g2", "g3"):
+            scene.hub.fire("owner_moved", group, "read", "ledger", "")
+            scene.hub.fire("rollout_started", group, 0)
+            scene.hub.fire("rollout_ended", group, 0, 5, "completed", 1)
+        scene.hub.fire("clear_ended", "0", 2, 8, 900, "completed", (("g1", 0), ("g3", 0), ("unknown", 0)))
+
+        kept = scene.told()
+
+        batch = kept.one("quiesce.cleanup.batch")
+        calls = {span.attributes["quiesce.group_id"]: span for span in kept.named("quiesce.rollout")}
+        assert batch.links == tuple((calls[name].trace_id, calls[name].span_id) for name in ("g1", "g3"))
+        assert batch.parent_id == 0
+        assert batch.trace_id not in {span.trace_id for span in calls.values()}
+        assert batch.attributes["quiesce.keys"] == 8
+        scene.over()
+
+
+class TestTraining:
+    """Steps and weights."""
+
+    def test_a_step_runs_from_its_start_to_its_end(self) -> None:
+        """A step whose start nobody told (a trainer of one's own) is placed by its length."""
+        scene = Telling()
+        scene.hub.fire("train_step_started", 3, 2)
+        scene.clock.advance(4.0)
+        scene.hub.fire("train_step_ended", 3, 2, 3_900_000_000, 16, "completed", {"reward": 1.0})
+        scene.hub.fire("train_step_ended", 4, 3, 1_000_000_000, 16, "failed", {})
+        scene.hub.fire("weight_synced", 3, 500, "cancelled")
+
+        kept = scene.told()
+
+        whole, placed = kept.named("quiesce.train.step")
+        assert whole.end_ns - whole.start_ns == 4_000_000_000
+        assert placed.end_ns - placed.start_ns == 1_000_000_000
+        assert whole.attributes["quiesce.groups"] == 16
+        assert (status(whole), status(placed)) == (("ok", "completed"), ("error", "failed"))
+        assert status(kept.one("quiesce.weight_sync")) == ("", "cancelled")
+        scene.over()
+
+
+class TestTheEnd:
+    """What is open is exported, marked as cut off."""
+
+    def test_everything_that_is_open_is_ended_there(self) -> None:
+        """Save, phase, window, step, rollout and group; their durations say nothing, and the mark says so."""
+        scene = Telling()
+        fire = scene.hub.fire
+        fire("owner_moved", "g1", "read", "ledger", "")
+        fire("rollout_started", "g1", 0)
+        fire("train_step_started", 3, 2)
+        fire("phase_started", "cut", "fence")
+        fire("window_requested", "cut", scene.clock.now_ns)
+        fire("window_opened", "cut", 0, (), scene.clock.now_ns)
+        scene.clock.advance(1.0)
+
+        kept = scene.over()
+
+        assert [span.name for span in kept.found] == [
+            "quiesce.checkpoint.drain",
+            "quiesce.checkpoint.exclusive",
+            "quiesce.window",
+            "quiesce.checkpoint.fence",
+            "quiesce.checkpoint",
+            "quiesce.train.step",
+            "quiesce.rollout",
+            "quiesce.group",
+        ]
+        cut = kept.found[1:]
+        assert all(span.cut_off and span.attributes["quiesce.cut_off"] is True for span in cut)
+        assert not any("quiesce.outcome" in span.attributes or span.status for span in cut)
+        assert not kept.found[0].cut_off  # the drain was over
+
+    def test_tables_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Groups, cuts and rollouts that never end do not pile up: the oldest is ended as cut off."""
+        for limit in ("_GROUPS", "_CUTS", "_ROLLOUTS", "_WINDOWS"):
+            monkeypatch.setattr(module, limit, 4)
+        scene = Telling()
+        for number in range(10):
+            scene.hub.fire("owner_moved", f"g{number}", "read", "ledger", "")
+            scene.hub.fire("rollout_started", f"g{number}", 0)
+            scene.hub.fire("phase_started", f"c{number}", "fence")
+            scene.hub.fire("window_requested", f"c{number}", number)
+
+        kept = scene.told()
+
+        for name in ("quiesce.group", "quiesce.rollout", "quiesce.checkpoint", "quiesce.window"):
+            assert len(kept.named(name)) == 6
+        assert all(span.cut_off for span in kept.found)
+        scene.over()
+
+
+def everything(scene: Telling) -> None:
+    """Have every kind of span told at least once, with every attribute."""
+    fire, clock = scene.hub.fire, scene.clock
+    fire("slot_wait_abandoned", "retry", 9, "cancelled", clock.now_ns)
+    fire("owner_moved", "g1", "read", "ledger", "")
+    fire("rollout_started", "g1", 0)
+    fire("rollout_ended", "g1", 0, 5, "completed", 1)
+    fire("owner_moved", "g1", "training", "trained", "")
+    fire("train_step_started", 1, 0)
+    fire("train_step_ended", 1, 0, 5, 1, "completed", {})
+    fire("weight_synced", 1, 5, "completed")
+    fire("clear_ended", "0", 1, 1, 5, "completed", (("g1", 0),))
+    fire("restore_ended", "completed", "", {"rows": 5}, {})
+    fire("phase_started", "cut", "fence")
+    fire("gate_closed", "0", 1, "1.1", 5, "closed")
+    fire("phase_ended", "cut", "fence", 5, "completed")
+    fire("window_requested", "cut", 1)
+    fire("window_opened", "cut", 1, (("retry", "task", 0, 1),), 2)
+    fire("cut_part_captured", "cut", "rows", 1)
+    fire("window_closed", "cut", 1, 1, "completed", 3)
+    for phase in ("verify", "stage", "write", "publish"):
+        fire("phase_started", "cut", phase)
+        if phase == "write":
+            fire("file_synced", "cut", 5, 9)
+        fire("phase_ended", "cut", phase, 5, "completed")
+    fire("checkpoint_ended", "cut", 1, "failed", "disk", {}, 0, 0)
+    fire("phase_started", "open", "fence")
+
+
+class TestCatalogue:
+    """Spans and the catalogue say the same, both ways."""
+
+    def test_every_span_of_the_catalogue_is_made_and_no_other(self) -> None:
+        """With exactly its attributes."""
+        scene = Telling()
+        everything(scene)
+        slots: Callable[..., None] = scene.hub.fire
+        slots("slot_closed", "retry", 0, 5, "completed", scene.clock.now_ns)
+
+        found: dict[str, set[str]] = {}
+        for span in scene.over().found:
+            found.setdefault(span.name, set()).update(span.attributes)
+
+        common = set(names.COMMON_ATTRIBUTES)
+        assert {name: keys - common for name, keys in found.items()} == {
+            spec.name: set(spec.attributes) for spec in names.SPANS.values()
+        }
+        assert common <= set().union(*found.values())
+
+    def test_parents_are_those_of_the_catalogue(self) -> None:
+        """And links are where the catalogue says that there are some."""
+        scene = Telling()
+        everything(scene)
+
+        kept = scene.over()
+
+        by_id = {span.span_id: span.name for span in kept.found}
+        for span in kept.found:
+            assert by_id.get(span.parent_id, "") == names.SPANS[span.name].parent
+            assert not span.links or names.SPANS[span.name].links
+        assert all(names.span_spec(spec.parent) for spec in names.SPANS.values() if spec.parent)

@@ -1,0 +1,83 @@
+"""Tables about what was checked, how the run came back, and what its log complained about.
+
+Rule: an invariant that was never checked is not said to hold. Nothing here suspends.
+"""
+
+from __future__ import annotations
+
+from quiesce.report.charts import (
+    Table,
+)
+from quiesce.report.collect import RunData
+from quiesce.report.words import clock, count_of, duration
+from quiesce.telemetry import names
+
+__all__ = ["invariants", "notes", "restores"]
+
+
+def invariants(data: RunData) -> Table:
+    """List invariants, what was checked and what broke."""
+    active = data.latest.get(names.INVARIANT_ACTIVE.name, {})
+    last = data.latest.get(names.INVARIANT_LAST_VIOLATION.name, {})
+    checks = data.counters.get(names.INVARIANT_CHECKS.name, {})
+    violations = data.counters.get(names.INVARIANT_VIOLATIONS.name, {})
+    rows, states = [], []
+    for name in dict.fromkeys((*names.INVARIANTS, *checks)):
+        if name not in active and name not in checks:
+            continue
+        checked = checks[name].total if name in checks else 0.0
+        broken = violations[name].total if name in violations else 0.0
+        when = last.get(name, 0.0)
+        state = "bad" if broken else "good" if checked else "unknown"
+        verdict = {"bad": "broken", "good": "held", "unknown": "never checked"}[state]
+        rows.append(
+            (
+                name.replace("_", " "),
+                verdict,
+                count_of(checked),
+                count_of(broken),
+                clock(when, data) if when else "–",
+            )
+        )
+        states.append(state)
+    return Table(
+        "Checks and violations",
+        ("invariant", "verdict", "#checks", "#violations", "last violation"),
+        rows,
+        empty="No invariant was attached to telemetry in this run.",
+        states=states,
+    )
+
+
+def restores(data: RunData) -> Table:
+    """List how the run came back."""
+    rows = [
+        (
+            clock(restore.unix_time, data),
+            str(restore.incarnation) if restore.incarnation else "–",
+            restore.outcome + (f" ({restore.reason})" if restore.reason else ""),
+            duration(sum(restore.parts.values())),
+            ", ".join(f"{part} {duration(seconds)}" for part, seconds in restore.parts.items()) or "–",
+            ", ".join(f"{count} {owner}" for owner, count in restore.groups.items() if count) or "–",
+        )
+        for restore in data.restores
+    ]
+    return Table(
+        "Restores",
+        ("at", "#start", "outcome", "#took", "parts", "groups"),
+        rows,
+        empty="The run was never restored from a checkpoint while it recorded.",
+    )
+
+
+def notes(data: RunData) -> Table:
+    """List the last complaints of the log."""
+    rows = [(clock(note.unix_time, data), note.level, note.event, note.text) for note in data.notes]
+    counted = ", ".join(f"{count} of level {level}" for level, count in data.loud.items())
+    return Table(
+        "Last warnings and errors of the log",
+        ("at", "level", "event", "what it says"),
+        rows,
+        empty="The log has neither warnings nor errors.",
+        note=f"Altogether {counted}." if sum(data.loud.values()) > len(rows) else "",
+    )

@@ -1,0 +1,239 @@
+"""Telemetry with spans, put together: recorder, observers, converter and pipeline over one hub.
+
+Rule: without a destination (a sink, an application's tracer provider) no span is made and no slot recorded: there
+are numbers only. What is made here is switched on by :meth:`RunTelemetry.start` and off by :meth:`RunTelemetry.close`, which
+takes its deadline and not more. Nothing here suspends.
+
+What a slot's hook costs is measured, not guessed: at the start the same hook is called a few hundred times on a
+recorder of its own, and what it took counts for every slot. Every 32nd call of any other hook is timed by the hub.
+The threads' processor time is the operating system's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from quiesce.telemetry.convert import SPAN_BUDGET, Converter
+from quiesce.telemetry.metrics import MetricsObserver
+from quiesce.telemetry.pipeline import CLOSE_SECONDS, SAMPLE_SECONDS, Pipeline
+from quiesce.telemetry.slots import SlotBook, SlotRecorder
+from quiesce.telemetry.spans import SpanObserver
+from quiesce.telemetry.tracing import Identifiers, Identities, OwnTracing, ProviderTracing
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from prometheus_client.metrics_core import Metric
+
+    from quiesce.observers import Hub
+    from quiesce.telemetry.logs import RunLog
+    from quiesce.telemetry.sinks import Sink
+
+__all__ = ["RunTelemetry", "slot_cost_ns"]
+
+_CALLS: Final = 200
+_ROUNDS: Final = 5
+"""Rounds of so many calls; the first one runs code that CPython has not specialised yet."""
+
+
+class RunTelemetry:
+    """Counts, and makes spans of, everything that a hub reports.
+
+    Args:
+        hub: What to listen to.
+        sinks: Where spans go, by name; with a tracer provider, where they go beside it.
+        collect: Returns the metric families that sinks are given samples of.
+        provider: The application's own tracer provider: spans are then its spans.
+        budget: Spans of slots a second beside the interesting ones; 0 or None: no limit.
+        sample_seconds: Period of samples.
+        clock: Monotonic nanoseconds; the same clock as the barriers'.
+
+    Attributes:
+        observer: Counts hooks; give it to a collector.
+        spans: Notes hooks.
+        pipeline: In front of the sinks.
+        converter: Makes spans.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        *,
+        sinks: Mapping[str, Sink] | None = None,
+        collect: Callable[[], Iterable[Metric]] | None = None,
+        provider: Any = None,  # noqa: ANN401 - any object of OpenTelemetry's API
+        budget: float | None = SPAN_BUDGET,
+        sample_seconds: float = SAMPLE_SECONDS,
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._hub = hub
+        self._closed = False
+        self._makes_spans = bool(sinks) or provider is not None
+        self.recorder = SlotRecorder()
+        self.observer = MetricsObserver(book=self.recorder if self._makes_spans else SlotBook())
+        identifiers: Identifiers | None = None
+        tracing: OwnTracing | ProviderTracing
+        if provider is None:
+            identifiers = Identifiers()
+            tracing = OwnTracing(identifiers)
+        else:
+            tracing = ProviderTracing(provider, copies=bool(sinks))
+        self._foreign = tracing if isinstance(tracing, ProviderTracing) else None
+        self.spans = SpanObserver(self.recorder, Identities(identifiers), clock=clock)
+        self.pipeline = Pipeline(
+            sinks or {},
+            collect=collect,
+            sample_seconds=sample_seconds,
+            exported=self.observer.export_seconds.children[()].observe,
+        )
+        self.converter = Converter(
+            self.recorder,
+            self.spans,
+            tracing,
+            self.pipeline if sinks or provider is None else None,
+            families=self.observer.families,
+            budget=budget,
+            clock=clock,
+        )
+        self._handler: _OnTerminate | None = None
+        _RUNNING.add(self)
+
+    def start(self, *, thread: bool = True) -> None:
+        """Listen, and convert.
+
+        Args:
+            thread: Whether to start the converter's thread; without it, call its ``convert()``.
+        """
+        self.observer.slot_cost_ns = slot_cost_ns(SlotRecorder() if self._makes_spans else SlotBook())
+        self._hub.subscribe(self.observer)
+        if not self._makes_spans:
+            return
+        self._hub.subscribe(self.spans)
+        self._hub.attach("tracing", self)
+        if thread:
+            self.converter.start()
+
+    def connect(self, log: RunLog) -> None:
+        """Let lines of the run's log name the trace that they belong to, and hand them to the sinks as well."""
+        log.identify = self.spans.identities.of
+        log.also = self.pipeline.put_event
+
+    def close_at_exit(self) -> None:
+        """Have :meth:`close` called when the process ends: at exit, and at SIGTERM.
+
+        A SIGTERM handler is installed only where there is none, and only from the main thread: an
+        application that handles the signal itself ends in its own way, and then at exit.
+        """
+        atexit.register(self.close)
+        if threading.current_thread() is threading.main_thread() and (
+            signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        ):
+            self._handler = _OnTerminate(self.close)
+            signal.signal(signal.SIGTERM, self._handler)
+
+    def close(self, deadline_seconds: float = CLOSE_SECONDS) -> None:
+        """Stop listening, end what is open as cut off, and send what there is. Twice is once.
+
+        Args:
+            deadline_seconds: For all of it, whatever the sinks do.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        _RUNNING.discard(self)
+        until = time.monotonic() + deadline_seconds
+        self._hub.unsubscribe(self.observer)
+        self._hub.unsubscribe(self.spans)
+        self.converter.close(deadline_seconds / 2)
+        self.pipeline.close(max(0.0, until - time.monotonic()))
+        atexit.unregister(self.close)
+        if self._handler is not None:
+            self._handler.remove()
+
+    def forget(self) -> None:
+        """In a forked child: be closed, and do not listen."""
+        self._closed = True
+        self._hub.renew()
+        self._hub.unsubscribe(self.observer)
+        self._hub.unsubscribe(self.spans)
+
+    def flush(self, deadline_seconds: float = CLOSE_SECONDS) -> bool:
+        """Wait until what happened before this call has been sent, or the deadline is over.
+
+        Returns:
+            Whether everything was.
+        """
+        until = time.monotonic() + deadline_seconds
+        converted = self.converter.flush(deadline_seconds)
+        return self.pipeline.flush(max(0.0, until - time.monotonic())) and converted
+
+    def totals(self) -> dict[str, float]:
+        """Return spans by fate, and the processor time of the threads as ``cpu_seconds``."""
+        now = self.converter.statistics()
+        fates = self.pipeline.fates()
+        foreign = self._foreign
+        return {
+            "exported": fates.get("exported", 0) if foreign is None else foreign.exported,
+            "sampled": now.sampled + (0 if foreign is None else foreign.unheard),
+            "dropped": now.lost + (fates.get("dropped", 0) if foreign is None else 0),
+            "failed": fates.get("failed", 0) if foreign is None else 0,
+            "cpu_seconds": (now.cpu_ns + self.pipeline.cpu_ns) / 1e9,
+        }
+
+
+def slot_cost_ns(book: SlotBook, calls: int = _CALLS) -> float:
+    """Measure what telemetry adds to a slot: the hook, the loop that calls it, and the clock at the end.
+
+    Args:
+        book: What counts, or records, slots; not a run's own.
+        calls: Calls of a round; the median of a few rounds' means counts.
+    """
+    hooks = (book.slot_closed,)
+    clock = time.perf_counter_ns
+    found = []
+    for _ in range(_ROUNDS):
+        since = time.thread_time_ns()
+        for _ in range(calls):
+            ended = clock()
+            for hook in hooks:
+                hook("retry", 0, 1_000, "completed", ended)
+        found.append((time.thread_time_ns() - since) / calls)
+    return median(found)
+
+
+class _OnTerminate:
+    """Ends telemetry at SIGTERM, and then the process as it would have ended without."""
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self._close = close
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._close()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def remove(self) -> None:
+        """Take the handler out, if it is still the one."""
+        if signal.getsignal(signal.SIGTERM) is self and (
+            threading.current_thread() is threading.main_thread()
+        ):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+_RUNNING: weakref.WeakSet[RunTelemetry] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for running in list(_RUNNING):
+        running.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

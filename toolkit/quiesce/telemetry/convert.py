@@ -1,0 +1,358 @@
+"""The thread that turns records of slots, and notes of rarer things, into spans and exemplars.
+
+Rule: it takes what is there in small batches and sleeps in between, because while it computes the event loop's
+thread waits for the GIL; it makes nobody wait, and what it raises ends neither it nor the run. Nothing here
+suspends; :meth:`Converter.close` blocks, up to its deadline.
+
+Which slots get a span: all, up to a budget of spans a second. Past it every *interesting* one (it waited, was
+slow, failed or was cancelled, or was open while a window asked) and as many of the rest as the budget still
+pays for. Each slot has one fate, and all of them are counted: ``made`` into a span, ``sampled`` out, or ``lost``
+because its record was overwritten before it was read.
+
+A slot's span covers its wait and its hold. It is linked to the windows that it waited for; the windows' spans
+are linked to the slots that delayed them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from quiesce.telemetry.histogram import HistogramFamily
+from quiesce.telemetry.slots import NEVER_HELD
+from quiesce.telemetry.story import Story
+from quiesce.telemetry.tracing import Parent, context_reader, parent_in
+
+if TYPE_CHECKING:
+    from quiesce.telemetry.finished import AttributeValue
+    from quiesce.telemetry.histogram import NumberFamily
+    from quiesce.telemetry.pipeline import Pipeline
+    from quiesce.telemetry.slots import RawRecord, SlotNumbers, SlotRecorder
+    from quiesce.telemetry.spans import SpanObserver
+    from quiesce.telemetry.tracing import SpanHandle, Tracing
+
+__all__ = ["SLOW_SECONDS", "SPAN_BUDGET", "Converter", "ConverterStatistics"]
+
+SPAN_BUDGET: Final = 1_000.0
+"""Spans of slots a second, beside the interesting ones."""
+
+SLOW_SECONDS: Final = 0.01
+"""A slot that is held for longer is interesting: it should last microseconds, and a window waits for it."""
+
+_BATCH: Final = 128
+_LARGEST_BATCH: Final = 2_048
+_NOTES: Final = 256
+_BREATH_SECONDS: Final = 0.001
+_IDLE_SECONDS: Final = 0.05
+_RESYNC_NS: Final = 10_000_000_000
+_EXEMPLAR_SPACING_NS: Final = 100_000_000
+_LOG: Final = logging.getLogger("quiesce.telemetry")
+
+
+@dataclass(frozen=True, slots=True)
+class ConverterStatistics:
+    """What became of slots and notes.
+
+    Attributes:
+        made: Slots with a span.
+        sampled: Slots without one, past the budget.
+        lost: Slots whose record was overwritten before it was read.
+        waiting: Slots whose record is still to be read.
+        others: Spans of anything else that were handed to the pipeline.
+        notes_dropped: Hooks that found no room to be noted.
+        errors: Records and notes that could not be told.
+        cpu_ns: Processor time of the thread.
+    """
+
+    made: int
+    sampled: int
+    lost: int
+    waiting: int
+    others: int
+    notes_dropped: int
+    errors: int
+    cpu_ns: int
+
+
+class Converter:
+    """See the module's docstring.
+
+    Args:
+        recorder: Where slots are recorded.
+        observer: Where other hooks are noted.
+        tracing: Makes spans.
+        pipeline: Takes finished spans; None where the tracing has a way out of its own.
+        families: Histograms of the metrics observer by name, which get exemplars.
+        budget: Spans of slots a second; 0 or None: no limit.
+        clock: Monotonic nanoseconds; the same clock as the barriers'.
+        unix_clock: Unix nanoseconds.
+    """
+
+    def __init__(
+        self,
+        recorder: SlotRecorder,
+        observer: SpanObserver,
+        tracing: Tracing,
+        pipeline: Pipeline | None,
+        *,
+        families: dict[str, HistogramFamily | NumberFamily] | None = None,
+        budget: float | None = SPAN_BUDGET,
+        slow_seconds: float = SLOW_SECONDS,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        unix_clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._recorder = recorder
+        self._observer = observer
+        self._tracing = tracing
+        self._pipeline = pipeline
+        self._families = {} if families is None else families
+        self._clock = clock
+        self._unix_clock = unix_clock
+        self._budget = budget or 0.0
+        self._per_ns = self._budget / 1e9
+        self._tokens = self._budget
+        self._refilled_ns = clock()
+        self._slow_ns = int(slow_seconds * 1e9)
+        self._offset_ns = unix_clock() - clock()
+        self._synced_ns = clock()
+        self._story = Story(tracing, self._unix, observer.identities)
+        self._made = 0
+        self._sampled = 0
+        self._lost = 0
+        self._handed = 0
+        self._errors = 0
+        self._cpu_ns = 0
+        self._read = 0
+        self._lit: list[tuple[SlotNumbers, int, int, SpanHandle, int]] = []
+        self._wake = threading.Event()
+        self._stopping = False
+        self._closed = False
+        self._one = threading.Lock()  # who converts: the thread, or whoever closes after it
+        self._parents: dict[int, tuple[object, Parent | None]] = {}
+        self._thread = threading.Thread(target=self._run, name="quiesce-spans", daemon=True)
+        _CONVERTERS.add(self)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._find_context()
+        self._observer.wake = self._wake.set
+        self._thread.start()
+
+    def close(self, deadline_seconds: float = 1.0) -> None:
+        """Convert what is there, end what is open as cut off, and stop; within a deadline. Twice is once.
+
+        The pipeline is not closed.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        _CONVERTERS.discard(self)
+        until = time.monotonic() + deadline_seconds
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(deadline_seconds)
+        if not self._one.acquire(timeout=max(0.0, until - time.monotonic())):
+            return
+        try:
+            while self.convert() and time.monotonic() < until:
+                pass
+            self._end()
+        finally:
+            self._one.release()
+
+    def flush(self, deadline_seconds: float = 1.0) -> bool:
+        """Wait until what happened before this call is converted and handed to the pipeline.
+
+        Returns:
+            Whether it was, within the deadline.
+        """
+        until = time.monotonic() + deadline_seconds
+        slots, notes = self._recorder.position, self._observer.noted - self._observer.dropped
+        while self._read < slots or self._told < notes:
+            if time.monotonic() >= until or not self._thread.is_alive():
+                return False
+            self._wake.set()
+            time.sleep(_BREATH_SECONDS)
+        return True
+
+    def forget(self) -> None:
+        """In a forked child: be dead; the thread was not inherited."""
+        self._closed = True
+
+    def statistics(self) -> ConverterStatistics:
+        """Return the counts; may be called from any thread."""
+        return ConverterStatistics(
+            made=self._made,
+            sampled=self._sampled,
+            lost=self._lost,
+            waiting=self._recorder.position - self._read,
+            others=max(0, self._handed - self._made),
+            notes_dropped=self._observer.dropped,
+            errors=self._errors,
+            cpu_ns=self._cpu_ns,
+        )
+
+    # -------------------------------------------------------------------------------------------- the thread
+
+    _told = 0
+
+    def _run(self) -> None:
+        while not self._stopping:
+            with self._one:
+                more = self.convert()
+                self._cpu_ns = time.thread_time_ns()
+            if more:
+                time.sleep(_BREATH_SECONDS)
+            else:
+                self._wake.wait(_IDLE_SECONDS)
+                self._wake.clear()
+
+    def convert(self) -> bool:
+        """Take a batch; return whether there is more. The thread does this; without one, anybody may.
+
+        What was recorded by now is read after all notes have been told, because whoever looks at a slot has to
+        know the windows that asked before it ended; and a window is finished after the slots that delayed it.
+        """
+        try:
+            head = self._recorder.position
+            notes = self._observer.take(_NOTES)
+            for note in notes:
+                try:
+                    self._story.tell(note)
+                except Exception:  # noqa: BLE001 - a hook was given something odd; the rest goes on
+                    self._wrong("a note of %s could not be told", note.hook)
+            self._told += len(notes)
+            more = len(notes) == _NOTES
+            if not more:
+                more = self._convert_slots(head)
+                self._story.finish_windows(self._read)
+            self._hand_over()
+            self._find_context()
+        except Exception:  # noqa: BLE001 - whatever a foreign provider raises, say
+            self._wrong("spans could not be made")
+            return False
+        return more
+
+    def _wrong(self, what: str, *args: object) -> None:
+        self._errors += 1
+        if self._errors == 1:
+            _LOG.exception(f"{what} (logged once)", *args)
+
+    def _convert_slots(self, head: int) -> bool:
+        waiting = head - self._read
+        if waiting <= 0:
+            return False
+        limit = min(_LARGEST_BATCH, _BATCH + waiting // 8)
+        records, lost = self._recorder.take(limit, head)
+        # Before the slots of this batch count as read, because flush() looks at it.
+        for record in records:
+            self._convert_slot(record)
+        self._lost += lost
+        self._read += len(records) + lost
+        return self._read < head
+
+    def _convert_slot(self, record: RawRecord) -> None:
+        _, kind, wait_ns, hold_ns, outcome, ended_ns, context = record
+        opened_ns = ended_ns if hold_ns == NEVER_HELD else ended_ns - hold_ns
+        story = self._story
+        overlapped = opened_ns <= story.last_asked_ns and story.overlapped(opened_ns, ended_ns)
+        if self._budget:
+            if ended_ns > self._refilled_ns:
+                passed = ended_ns - self._refilled_ns
+                self._refilled_ns = ended_ns
+                self._tokens = min(self._budget, self._tokens + passed * self._per_ns)
+            if self._tokens >= 1.0:
+                self._tokens -= 1.0
+            elif not (wait_ns or overlapped or hold_ns >= self._slow_ns or outcome != "completed"):
+                self._sampled += 1
+                return
+        about: dict[str, AttributeValue] = {"quiesce.kind": kind}
+        links: tuple[tuple[int, int], ...] = ()
+        if wait_ns:
+            about["quiesce.wait_seconds"] = wait_ns / 1e9
+            links = story.blockers(opened_ns - wait_ns, opened_ns)
+        if hold_ns == NEVER_HELD:
+            about["quiesce.held"] = False
+        end = ended_ns + self._offset_ns
+        handle = self._tracing.emit(
+            "quiesce.slot",
+            parent=self._parent(context) if context else None,
+            start_ns=opened_ns - wait_ns + self._offset_ns,
+            end_ns=end,
+            outcome=outcome,
+            attributes=about,
+            links=links,
+        )
+        self._made += 1
+        if overlapped:
+            story.note_delayer(kind, ended_ns, handle.link)
+        numbers = self._recorder.numbers.get(kind)
+        if numbers is not None and handle.sampled:
+            self._lit.append((numbers, wait_ns, hold_ns, handle, end))
+
+    def _parent(self, context: object) -> Parent | None:
+        """Find the current span of a context; slots of one task share one, so the last answers are kept."""
+        known = self._parents.get(id(context))
+        if known is not None and known[0] is context:
+            return known[1]
+        found = parent_in(context)
+        if len(self._parents) >= _NOTES:
+            self._parents.clear()
+        self._parents[id(context)] = (context, found)
+        return found
+
+    def _hand_over(self) -> None:
+        """Give finished spans to the sinks, and name those that went somewhere in exemplars."""
+        lit, self._lit = self._lit, []
+        told, self._story.told = self._story.told, []
+        spans = self._tracing.take()
+        if self._pipeline is not None:
+            self._handed += len(spans)
+            if not self._pipeline.put_spans(spans):
+                return
+        for numbers, wait_ns, hold_ns, handle, end in lit:
+            if hold_ns != NEVER_HELD:
+                numbers.hold.light(hold_ns, handle.link, end, _EXEMPLAR_SPACING_NS)
+            if wait_ns:
+                numbers.wait.light(wait_ns, handle.link, end, _EXEMPLAR_SPACING_NS)
+        for name, labels, ns, handle, end in told:
+            family = self._families.get(name)
+            if isinstance(family, HistogramFamily) and handle.sampled and labels in family.children:
+                family.children[labels].light(ns, handle.link, end, _EXEMPLAR_SPACING_NS)
+
+    def _end(self) -> None:
+        self._story.finish_windows(self._read)
+        self._story.cut_off(self._clock())
+        self._hand_over()
+
+    def _unix(self, ns: int) -> int:
+        return ns + self._offset_ns
+
+    def _find_context(self) -> None:
+        """Look for OpenTelemetry, which may be loaded late, and for a clock that was set."""
+        if self._recorder.current is None:
+            reader = context_reader()
+            if reader is not None:
+                self._recorder.current = self._observer.current = reader
+        now = self._clock()
+        if now - self._synced_ns > _RESYNC_NS:
+            self._synced_ns = now
+            self._offset_ns = self._unix_clock() - self._clock()
+
+
+_CONVERTERS: weakref.WeakSet[Converter] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for converter in list(_CONVERTERS):
+        converter.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,373 @@
+"""Carries spans, samples and log events to the sinks, each on a thread of its own, and never waits for one.
+
+Rule: putting something in takes no lock, makes nobody wait and never raises; a queue that is full drops what
+comes, and counts it. A sink that raises loses that batch, is left alone for a while that doubles, and is
+tried again. Closing takes its deadline and not more, whatever the sinks do: a thread that does not end by
+then is left behind (it is a daemon). Nothing here suspends; only :meth:`Pipeline.flush` and
+:meth:`Pipeline.close` block.
+
+A span has one fate: ``exported`` if any sink took it, else ``failed`` if any raised over it, else ``dropped``
+(every queue was full, or time was up). So the fates of all spans that were put in add up to their number once
+nothing waits any more.
+
+In a forked child the pipeline is dead and silent: its threads were not inherited, and what waited is the
+parent's to send.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from quiesce.telemetry.finished import FinishedSpan
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from quiesce.telemetry.sinks import Sink
+
+__all__ = ["CLOSE_SECONDS", "QUEUE_SPANS", "SAMPLE_SECONDS", "Pipeline"]
+
+CLOSE_SECONDS: Final = 2.0
+"""How long a process that ends waits for its sinks, all together."""
+
+QUEUE_SPANS: Final = 1 << 16
+"""Spans that may wait for one sink."""
+
+QUEUE_EVENTS: Final = 1 << 13
+"""Log events that may wait for one sink."""
+
+SAMPLE_SECONDS: Final = 15.0
+"""Period of metric samples: what Prometheus scrapes by default, rounded."""
+
+_BATCH_SPANS: Final = 512
+_LINGER_SECONDS: Final = 0.2
+_BACKOFF_SECONDS: Final = (0.1, 5.0)
+_LOG: Final = logging.getLogger("quiesce.telemetry")
+
+Families = Sequence["Metric"]
+
+
+class _Batch:
+    """Spans that were put in together, and how many sinks have yet to say what became of them."""
+
+    __slots__ = ("failed", "left", "lock", "spans", "taken")
+
+    def __init__(self, spans: Sequence[FinishedSpan], sinks: int) -> None:
+        self.spans = spans
+        self.left = sinks
+        self.taken = False
+        self.failed = False
+        self.lock = threading.RLock()
+
+
+class _Lane:
+    """The queue and the thread of one sink."""
+
+    def __init__(self, pipeline: Pipeline, name: str, sink: Sink) -> None:
+        self.name = name
+        self.sink = sink
+        self._pipeline = pipeline
+        self._batches: deque[_Batch] = deque()
+        self._events: deque[Mapping[str, object]] = deque()
+        self._put_in = 0  # spans, ever; changed by the one thread that puts
+        self._taken_out = 0  # changed by this lane's thread
+        self._in_hand: list[_Batch] = []  # what the sink has been called with
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._deadline = 0.0
+        self._next_sample = time.monotonic() + pipeline.sample_seconds
+        self.counts: Counter[str] = (
+            Counter()
+        )  # of spans: delivered, failed, dropped; of events: events_dropped
+        self.export_ns = 0
+        self.cpu_ns = 0
+        self.failing = False
+        self.thread = threading.Thread(target=self._run, name=f"quiesce-sink-{name}", daemon=True)
+
+    def put(self, batch: _Batch) -> bool:
+        """Queue a batch, unless it does not fit."""
+        if self._put_in - self._taken_out + len(batch.spans) > QUEUE_SPANS or self._stop.is_set():
+            self.counts["dropped"] += len(batch.spans)
+            return False
+        self._put_in += len(batch.spans)
+        self._idle.clear()
+        self._batches.append(batch)
+        return True
+
+    def put_event(self, event: Mapping[str, object]) -> None:
+        """Queue a log event, unless the queue is full."""
+        if len(self._events) >= QUEUE_EVENTS or self._stop.is_set():
+            self.counts["events_dropped"] += 1
+            return
+        self._idle.clear()
+        self._events.append(event)
+
+    def flush(self) -> None:
+        """Send what waits now, without waiting for more to come."""
+        self._wake.set()
+
+    def idle(self, seconds: float) -> bool:
+        """Wait until nothing waits any more."""
+        return self._idle.wait(max(0.0, seconds))
+
+    def stop(self, deadline: float) -> None:
+        """Let the thread end, by that time of the monotonic clock."""
+        self._deadline = deadline
+        self._stop.set()
+        self._wake.set()
+
+    def abandon(self) -> None:
+        """Give up what still waits."""
+        while self._batches:
+            try:
+                batch = self._batches.popleft()
+            except IndexError:  # the thread was faster
+                break
+            self.counts["dropped"] += len(batch.spans)
+            self._pipeline.settle(batch, "dropped")
+        self._settle_in_hand("failed")  # the sink still has it; nobody will hear what became of it
+
+    def _settle_in_hand(self, how: str) -> None:
+        """Settle what the sink was called with: the thread does, or whoever has stopped waiting for it."""
+        in_hand, self._in_hand = self._in_hand, []
+        count = sum(len(batch.spans) for batch in in_hand)
+        if count:
+            self.counts["delivered" if how == "taken" else "failed"] += count
+        for batch in in_hand:
+            self._pipeline.settle(batch, how)
+
+    # ------------------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        backoff = 0.0
+        while True:
+            if not self._stop.is_set():
+                until_sample = max(0.001, self._next_sample - time.monotonic())
+                self._wake.wait(backoff or min(_LINGER_SECONDS, until_sample))
+                self._wake.clear()
+            ended = self._stop.is_set()
+            if ended and time.monotonic() >= self._deadline:
+                self.abandon()
+                break
+            well = self._send(ended)
+            backoff = (
+                0.0 if well else min(_BACKOFF_SECONDS[1], backoff * 2) if backoff else _BACKOFF_SECONDS[0]
+            )
+            self.failing = not well
+            if not self._batches and not self._events:
+                self._idle.set()
+                if self._batches or self._events:  # put in between the two lines
+                    self._idle.clear()
+                elif ended:
+                    break
+        try:
+            self.sink.close(max(0.0, self._deadline - time.monotonic()))
+        except Exception:  # noqa: BLE001 - a sink may raise anything, and the run is over
+            _LOG.debug("sink %s could not be closed", self.name, exc_info=True)
+        self.cpu_ns = time.thread_time_ns()
+
+    def _send(self, ended: bool) -> bool:  # noqa: FBT001 - what the loop above knows
+        """Hand over everything that waits; return whether the sink took it."""
+        well = True
+        while self._batches and well:
+            if ended and time.monotonic() >= self._deadline:
+                return False
+            spans: list[FinishedSpan] = []
+            while self._batches and (not spans or len(spans) + len(self._batches[0].spans) <= _BATCH_SPANS):
+                batch = self._batches.popleft()
+                self._in_hand.append(batch)
+                spans += batch.spans
+            self._taken_out += len(spans)
+            well = self._call(self.sink.spans, spans)
+            self._settle_in_hand("taken" if well else "failed")
+            self.cpu_ns = time.thread_time_ns()
+        if self._events:
+            events = [self._events.popleft() for _ in range(len(self._events))]
+            if not self._call(self.sink.events, events):
+                self.counts["events_dropped"] += len(events)
+                well = False
+        now = time.monotonic()
+        if now >= self._next_sample or ended:
+            self._next_sample = now + self._pipeline.sample_seconds
+            families, at = self._pipeline.families(fresh=ended)
+            if families and not self._call(self.sink.samples, families, at):
+                well = False
+        self.cpu_ns = time.thread_time_ns()
+        return well
+
+    def _call(self, method: Callable[..., None], *args: Any) -> bool:  # noqa: ANN401 - whatever the method takes
+        since = time.perf_counter_ns()
+        try:
+            method(*args)
+        except Exception as error:  # noqa: BLE001 - a sink may raise anything
+            if not self.failing:
+                _LOG.warning(
+                    "sink %s does not take what it is given: %r; it is tried again", self.name, error
+                )
+            self.failing = True
+            return False
+        finally:
+            took = time.perf_counter_ns() - since
+            self.export_ns += took
+            self._pipeline.exported(took)
+        return True
+
+
+class Pipeline:
+    """Queues in front of sinks. See the module's docstring for the rule.
+
+    Args:
+        sinks: By name.
+        collect: Returns the metric families that sinks are given samples of; None gives them none.
+        sample_seconds: The period of samples.
+        exported: Told the nanoseconds of each call of a sink.
+    """
+
+    def __init__(
+        self,
+        sinks: Mapping[str, Sink],
+        *,
+        collect: Callable[[], Iterable[Metric]] | None = None,
+        sample_seconds: float = SAMPLE_SECONDS,
+        exported: Callable[[int], None] | None = None,
+    ) -> None:
+        self.sample_seconds = sample_seconds
+        self.exported = exported or _nothing
+        self._collect = collect
+        self._snapshot: tuple[Families, float] = ((), 0.0)
+        self._snapshot_lock = threading.Lock()
+        self._fates: Counter[str] = Counter()
+        self._fates_lock = threading.RLock()  # reentrant: a signal handler may close us
+        self._closed = False
+        self._dead = False
+        self._lanes = tuple(_Lane(self, name, sink) for name, sink in sinks.items())
+        for lane in self._lanes:
+            lane.thread.start()
+        _PIPELINES.add(self)
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether spans that are put in go anywhere."""
+        return bool(self._lanes) and not self._closed
+
+    def put_spans(self, spans: Sequence[FinishedSpan]) -> int:
+        """Hand spans over to every sink; for one thread at a time.
+
+        Returns:
+            How many spans are on their way to at least one sink: all, or none.
+        """
+        if not spans or self._dead:
+            return 0
+        batch = _Batch(spans, len(self._lanes) or 1)
+        queued = 0
+        for lane in self._lanes:
+            if lane.put(batch):
+                queued += 1
+            else:
+                self.settle(batch, "dropped")
+        if not self._lanes:
+            self.settle(batch, "dropped")
+        return len(spans) if queued else 0
+
+    def put_event(self, event: Mapping[str, object]) -> None:
+        """Hand a line of the run's log over to every sink."""
+        if not self._dead:
+            for lane in self._lanes:
+                lane.put_event(event)
+
+    def settle(self, batch: _Batch, how: str) -> None:
+        """Note what one sink did with a batch; the last one decides its fate."""
+        with batch.lock:
+            batch.taken = batch.taken or how == "taken"
+            batch.failed = batch.failed or how == "failed"
+            batch.left -= 1
+            if batch.left:
+                return
+        fate = "exported" if batch.taken else "failed" if batch.failed else "dropped"
+        with self._fates_lock:
+            self._fates[fate] += len(batch.spans)
+
+    def families(self, *, fresh: bool = False) -> tuple[Families, float]:
+        """Return the metric families and when they were read: once a period, for all sinks together."""
+        if self._collect is None:
+            return (), 0.0
+        with self._snapshot_lock:
+            now = time.time()
+            if fresh or now - self._snapshot[1] >= self.sample_seconds / 2:
+                try:
+                    self._snapshot = (tuple(self._collect()), now)
+                except Exception:  # noqa: BLE001 - a collector of the application's may raise anything
+                    _LOG.exception("metrics could not be read for the sinks")
+                    return (), 0.0
+            return self._snapshot
+
+    def fates(self) -> dict[str, int]:
+        """Return spans by fate: ``exported``, ``failed``, ``dropped``; those that wait have none yet."""
+        with self._fates_lock:
+            return dict(self._fates)
+
+    def lanes(self) -> dict[str, dict[str, int]]:
+        """Return what each sink did, by name: spans ``delivered``, ``failed``, ``dropped``; ``events_dropped``."""
+        return {lane.name: dict(lane.counts) for lane in self._lanes}
+
+    @property
+    def cpu_ns(self) -> int:
+        """Processor time of the sinks' threads."""
+        return sum(lane.cpu_ns for lane in self._lanes)
+
+    def flush(self, deadline_seconds: float = CLOSE_SECONDS) -> bool:
+        """Wait until nothing waits in any queue, up to a deadline.
+
+        Returns:
+            Whether the queues are empty; what was in them was taken, or failed.
+        """
+        if self._dead:
+            return True
+        until = time.monotonic() + deadline_seconds
+        for lane in self._lanes:
+            lane.flush()
+        idle = [lane.idle(until - time.monotonic()) for lane in self._lanes]
+        return all(idle)
+
+    def close(self, deadline_seconds: float = CLOSE_SECONDS) -> None:
+        """Send what waits, close the sinks and end the threads, within a deadline. Twice is once."""
+        if self._closed or self._dead:
+            return
+        self._closed = True
+        _PIPELINES.discard(self)
+        until = time.monotonic() + deadline_seconds
+        for lane in self._lanes:
+            lane.stop(until)
+        for lane in self._lanes:
+            lane.thread.join(max(0.0, until - time.monotonic()))
+        for lane in self._lanes:
+            lane.abandon()
+
+    def forget(self) -> None:
+        """In a forked child: be dead."""
+        self._dead = self._closed = True
+        self._lanes = ()
+
+
+def _nothing(_: int) -> None:
+    """Do nothing."""
+
+
+_PIPELINES: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pipeline in list(_PIPELINES):
+        pipeline.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,180 @@
+"""What the environment says about telemetry, for runs that are switched on without a line of code.
+
+Rule: an argument in code beats the environment, which beats the default; a value that cannot be used is refused by
+its variable's name. Nothing here suspends, and nothing here starts anything.
+
+========================  ==================================================================================
+variable                  meaning
+========================  ==================================================================================
+``QUIESCE_METRICS``       switch telemetry on as soon as the process builds a barrier, a ledger, …: ``1`` or ``0``
+``QUIESCE_RUN``           the run's name (default: ``OTEL_SERVICE_NAME``, else the script's name)
+``QUIESCE_ROLE``          what this process is in the run (default ``controller``)
+``QUIESCE_PORT``          port of the metrics endpoint; ``0`` takes any free one
+``QUIESCE_HOST``          address to listen on (default: loopback only)
+``QUIESCE_RUN_DIR``       an existing folder for ``metrics.json`` and for what the recorder writes
+``QUIESCE_SD_DIR``        a folder that Prometheus reads targets from (``file_sd_configs``)
+``QUIESCE_EXPORTERS``     further exporters by name, with commas: ``recorder,otlp,textfile,wandb``
+``QUIESCE_SPANS``         how many slot spans a second are kept beside the interesting ones; ``all`` keeps each
+``QUIESCE_LINGER``        seconds that the endpoint stays up at the end, for one last scrape
+``QUIESCE_ALL_RANKS``     ``1`` lets every rank serve, not only rank 0
+========================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from quiesce.errors import ConfigError
+
+__all__ = ["RANKS", "SWITCH", "Settings", "is_on", "read_settings", "script_name"]
+
+SWITCH: Final = "QUIESCE_METRICS"
+"""The variable that switches telemetry on."""
+
+RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""Variables in which launchers tell a process its rank in the whole job."""
+
+MAX_PORT: Final = 65535
+
+_YES: Final = frozenset({"1", "true", "yes", "on"})
+_NO: Final = frozenset({"", "0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment says; None where it says nothing.
+
+    Attributes:
+        enabled: Whether telemetry is to be switched on.
+        run: The run's name.
+        role: What this process is in the run.
+        port: Port of the endpoint.
+        host: Address to listen on.
+        run_dir: The run's folder.
+        sd_dir: The folder of Prometheus targets.
+        exporters: Names of further exporters.
+        spans_per_second: Budget of slot spans; infinite keeps each.
+        linger_seconds: How long the endpoint stays up at the end.
+        rank: The process's rank in a distributed job, if a launcher told it one.
+        all_ranks: Whether every rank serves.
+    """
+
+    enabled: bool = False
+    run: str | None = None
+    role: str | None = None
+    port: int | None = None
+    host: str | None = None
+    run_dir: Path | None = None
+    sd_dir: Path | None = None
+    exporters: tuple[str, ...] = ()
+    spans_per_second: float | None = None
+    linger_seconds: float = 0.0
+    rank: int | None = None
+    all_ranks: bool = False
+
+    @property
+    def serves(self) -> bool:
+        """Whether this process is the one of its job that serves and exports."""
+        return self.rank in {None, 0} or self.all_ranks
+
+
+def is_on(environment: Mapping[str, str] | None = None) -> bool:
+    """Return whether the environment asks for telemetry; never raises, for it is asked at import."""
+    environment = os.environ if environment is None else environment
+    return environment.get(SWITCH, "").strip().lower() in _YES
+
+
+def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
+    """Read the environment.
+
+    Args:
+        environment: The variables; None takes the process's.
+
+    Raises:
+        ConfigError: If a value cannot be used; it names the variable.
+    """
+    env = os.environ if environment is None else environment
+    return Settings(
+        enabled=_flag(env, SWITCH),
+        run=_text(env, "QUIESCE_RUN") or _text(env, "OTEL_SERVICE_NAME"),
+        role=_text(env, "QUIESCE_ROLE"),
+        port=_port(env, "QUIESCE_PORT"),
+        host=_text(env, "QUIESCE_HOST"),
+        run_dir=_path(env, "QUIESCE_RUN_DIR"),
+        sd_dir=_path(env, "QUIESCE_SD_DIR"),
+        exporters=tuple(name.strip() for name in env.get("QUIESCE_EXPORTERS", "").split(",") if name.strip()),
+        spans_per_second=_spans(env, "QUIESCE_SPANS"),
+        linger_seconds=_seconds(env, "QUIESCE_LINGER"),
+        rank=_rank(env),
+        all_ranks=_flag(env, "QUIESCE_ALL_RANKS"),
+    )
+
+
+def script_name() -> str:
+    """Return a name for a run that nobody named: that of its script."""
+    return Path(sys.argv[0]).stem or "run" if sys.argv and sys.argv[0] not in {"", "-c", "-m"} else "run"
+
+
+def _text(env: Mapping[str, str], name: str) -> str | None:
+    return env.get(name, "").strip() or None
+
+
+def _path(env: Mapping[str, str], name: str) -> Path | None:
+    text = _text(env, name)
+    return None if text is None else Path(text)
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    text = env.get(name, "").strip().lower()
+    if text not in _YES | _NO:
+        raise ConfigError(name, f"{text!r} is neither 1 nor 0")
+    return text in _YES
+
+
+def _port(env: Mapping[str, str], name: str) -> int | None:
+    text = _text(env, name)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) > MAX_PORT:
+        raise ConfigError(name, f"{text!r} is no port: a number from 0 to {MAX_PORT}")
+    return int(text)
+
+
+def _seconds(env: Mapping[str, str], name: str) -> float:
+    text = _text(env, name)
+    try:
+        seconds = 0.0 if text is None else float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ConfigError(name, f"{text!r} is no number of seconds")
+    return seconds
+
+
+def _spans(env: Mapping[str, str], name: str) -> float | None:
+    text = _text(env, name)
+    if text is None:
+        return None
+    if text.lower() == "all":
+        return float("inf")
+    try:
+        budget = float(text)
+    except ValueError:
+        budget = -1.0
+    if not 0 <= budget < float("inf"):
+        raise ConfigError(name, f"{text!r} is neither a number of spans a second nor 'all'")
+    return budget
+
+
+def _rank(env: Mapping[str, str]) -> int | None:
+    """Return the rank, as far as a launcher told one that can be read: others' variables are not ours to refuse."""
+    for name in RANKS:
+        text = env.get(name, "")
+        if text.isascii() and text.isdigit():
+            return int(text)
+    return None

@@ -1,0 +1,122 @@
+"""Notes the rare hooks, for the converter to make spans of.
+
+Rule: a hook here reads a clock, makes one tuple and appends it; what it means is worked out elsewhere, off the
+loop, by :class:`~quiesce.telemetry.story.Story`. A note that finds no room is counted. Nothing here suspends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from quiesce.telemetry.slots import SlotRecorder
+    from quiesce.telemetry.tracing import Identities
+
+__all__ = ["NOTED_HOOKS", "NOTES", "Note", "SpanObserver"]
+
+NOTES: Final = 1 << 15
+"""Notes that may wait for the converter."""
+
+NOTED_HOOKS: Final = (
+    "window_requested",
+    "window_opened",
+    "window_closed",
+    "window_abandoned",
+    "cut_part_captured",
+    "phase_started",
+    "phase_ended",
+    "file_synced",
+    "checkpoint_ended",
+    "trainer_stalled",
+    "owner_moved",
+    "train_step_started",
+    "train_step_ended",
+    "rollout_started",
+    "rollout_ended",
+    "weight_synced",
+    "gate_closed",
+    "clear_ended",
+    "tokens_reused",
+    "restore_ended",
+    "invariant_violated",
+)
+"""What a span, or an event of one, is made of."""
+
+
+_BEGINNINGS: Final = frozenset({"window_requested", "phase_started"})
+"""Hooks that may be the first about a cut, which is their first argument."""
+
+
+class Note(NamedTuple):
+    """One call of a hook.
+
+    Attributes:
+        hook: Its name.
+        args: Its arguments.
+        at_ns: When, by the monotonic clock.
+        position: How many slots had been recorded by then: those that came before it.
+        context: The application's OpenTelemetry context, or None where there is none.
+    """
+
+    hook: str
+    args: tuple[object, ...]
+    at_ns: int
+    position: int
+    context: object
+
+
+class SpanObserver:
+    """Notes hooks. Subscribe it to a hub, and give it to a converter.
+
+    Args:
+        recorder: Knows how many slots were recorded.
+        identities: Draws the identifiers of a cut when it begins.
+        clock: Monotonic nanoseconds; the same clock as the barriers'.
+
+    Attributes:
+        current: Returns the OpenTelemetry context that a span belongs in; None while the application has not
+            loaded OpenTelemetry.
+        noted: How many notes there were.
+        dropped: How many found no room.
+        wake: Called when a cut begins, so that its spans are there soon.
+    """
+
+    def __init__(
+        self,
+        recorder: SlotRecorder,
+        identities: Identities,
+        *,
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._recorder = recorder
+        self.identities = identities
+        self.wake: Callable[[], object] | None = None
+        self._clock = clock
+        self._notes: deque[Note] = deque()
+        self.current: Callable[[], object] | None = None
+        self.noted = 0
+        self.dropped = 0
+        for hook in NOTED_HOOKS:
+            setattr(self, hook, partial(self._note, hook))
+
+    def _note(self, hook: str, *args: object) -> None:
+        self.noted += 1
+        if len(self._notes) >= NOTES:
+            self.dropped += 1
+            return
+        context = None if self.current is None else self.current()
+        if hook in _BEGINNINGS:
+            self.identities.draw(str(args[0]), context)
+        self._notes.append(Note(hook, args, self._clock(), self._recorder.position, context))
+
+        if hook in _BEGINNINGS and self.wake is not None:
+            self.wake()
+
+    def take(self, limit: int) -> list[Note]:
+        """Take the oldest notes, so many at most; for one thread at a time."""
+        notes = self._notes
+        return [notes.popleft() for _ in range(min(limit, len(notes)))]

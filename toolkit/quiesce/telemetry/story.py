@@ -1,0 +1,620 @@
+"""Makes spans of what was noted: the life of a save, a window, a group, a step, as a tree with links.
+
+Rule: one thread tells the story, note by note, in the order in which things happened. What is open is kept by
+its own name (a cut, a group, a rollout), never by a thread or a context, so a save that hops through tasks,
+threads and executors is one trace. Every table is bounded; what is pushed out is ended as cut off. Nothing
+here suspends.
+
+The tree of a save::
+
+    quiesce.checkpoint
+    ├── quiesce.checkpoint.fence
+    │   └── quiesce.gate.close                     one a worker
+    ├── quiesce.window                             links to the slots that delayed it, names the last holder
+    │   ├── quiesce.checkpoint.drain
+    │   └── quiesce.checkpoint.exclusive
+    │       └── quiesce.checkpoint.part            six
+    ├── quiesce.checkpoint.verify
+    ├── quiesce.checkpoint.stage
+    ├── quiesce.checkpoint.write
+    │   └── quiesce.checkpoint.fsync               one a file
+    └── quiesce.checkpoint.publish
+
+A window of a barrier that is used alone is a root.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from quiesce.telemetry import names
+from quiesce.telemetry.tracing import Parent, SpanHandle, parent_in
+
+if TYPE_CHECKING:
+    from quiesce.telemetry.finished import AttributeValue, Link, SpanEvent
+    from quiesce.telemetry.spans import Note
+    from quiesce.telemetry.tracing import Identities, Tracing
+
+__all__ = ["Story", "Told"]
+
+T = TypeVar("T")
+
+_CUTS: Final = 64
+_WINDOWS: Final = 64
+_GROUPS: Final = 16_384
+_ROLLOUTS: Final = 16_384
+_DELAYERS: Final = 1_024
+_LINKS: Final = 64
+_GATE_OUTCOMES: Final = {"closed": "completed", "superseded": "cancelled"}
+
+Attributes = dict[str, "AttributeValue"]
+Told = tuple[str, tuple[str, ...], int, SpanHandle, int]
+"""A duration that a span shows: metric, labels, nanoseconds, span, Unix nanoseconds of its end."""
+
+
+@dataclass(slots=True)
+class _Window:
+    """A request for the exclusive side."""
+
+    handle: SpanHandle
+    drain: SpanHandle
+    asked_ns: int
+    opened_ns: int | None = None
+    closed_ns: int | None = None
+    exclusive: SpanHandle | None = None
+    delayed_by: tuple[tuple[str, str, int, int], ...] = ()
+    outcome: str = ""
+    position: int = 0  # all slots that delayed it were recorded before
+
+
+@dataclass(slots=True)
+class _Save:
+    """An attempt to save."""
+
+    handle: SpanHandle
+    phases: dict[str, SpanHandle] = field(default_factory=dict)
+    events: list[SpanEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Group:
+    """The life of a prompt group."""
+
+    handle: SpanHandle
+    events: list[SpanEvent] = field(default_factory=list)
+
+
+class Story:
+    """Turns notes into spans.
+
+    Args:
+        tracing: Makes them.
+        unix: Turns the monotonic clock's nanoseconds into Unix nanoseconds.
+        identities: The identifiers of a cut's outermost span, which the log names.
+    """
+
+    def __init__(self, tracing: Tracing, unix: Callable[[int], int], identities: Identities) -> None:
+        self._tracing = tracing
+        self._identities = identities
+        self._unix = unix
+        self._saves: OrderedDict[str, _Save] = OrderedDict()
+        self._windows: OrderedDict[str, _Window] = OrderedDict()  # open ones
+        self._finishing: list[_Window] = []  # over, but for slots whose records are still to be read
+        self._recent: deque[_Window] = deque(maxlen=_WINDOWS)
+        self.last_asked_ns = -1
+        """When a window asked last."""
+        self._delayers: OrderedDict[tuple[str, int], Link] = OrderedDict()
+        self._groups: OrderedDict[str, _Group] = OrderedDict()
+        self._rollouts: OrderedDict[tuple[str, int], SpanHandle] = OrderedDict()  # open and ended
+        self._running: OrderedDict[tuple[str, int], SpanHandle] = OrderedDict()
+        self._step: SpanHandle | None = None
+        self._stalled_ns = 0
+        self.told: list[Told] = []
+        """Durations since the last look, for exemplars."""
+
+    # --------------------------------------------------------------------------------------------- slots ask
+
+    def tell(self, note: Note) -> None:
+        """Go on with one note; of a kind that is not known, nothing is told."""
+        method: Callable[..., None] | None = getattr(self, f"_{note.hook}", None)
+        if method is not None:
+            method(note, *note.args)
+
+    def overlapped(self, opened_ns: int, ended_ns: int) -> bool:
+        """Say whether a window asked while a slot was open."""
+        return any(opened_ns <= window.asked_ns <= ended_ns for window in self._recent)
+
+    def note_delayer(self, kind: str, ended_ns: int, link: Link) -> None:
+        """Remember the span of a slot that was open while a window asked."""
+        _put(self._delayers, (kind, ended_ns), link, _DELAYERS)
+
+    def blockers(self, asked_ns: int, opened_ns: int) -> tuple[Link, ...]:
+        """Return the windows that a slot waited for, the last one first.
+
+        A slot opens in the very step in which the last of them is released, so that one is known by its time;
+        one before it was released in the step in which the next was opened. Windows of other barriers that
+        overlap in time are told apart by this. Where no time matches (a window that gave up), those are
+        returned that had asked before the slot and were not over yet.
+        """
+        before = [
+            window
+            for window in reversed(self._recent)
+            if window.asked_ns <= asked_ns and (window.closed_ns is None or window.closed_ns > asked_ns)
+        ]
+        chain: list[_Window] = []
+        until: int | None = opened_ns
+        for window in before:
+            if window.closed_ns == until:
+                chain.append(window)
+                until = window.opened_ns
+        return tuple(window.handle.link for window in (chain or before)[:_LINKS])
+
+    # ----------------------------------------------------------------------------------------------- windows
+
+    def _window_requested(self, note: Note, window_id: str, asked_ns: int) -> None:
+        save = self._saves.get(window_id)
+        parent = parent_in(note.context) if save is None else save.handle
+        start = self._unix(asked_ns)
+        about: Attributes = {"quiesce.cut_id": window_id}
+        if save is None:
+            handle = self._start_cut("quiesce.window", window_id, parent, start)
+        else:
+            handle = self._start("quiesce.window", parent, start, about)
+        drain = self._start("quiesce.checkpoint.drain", handle, start, about)
+        window = _Window(handle, drain, asked_ns)
+        pushed_out = _put(self._windows, window_id, window, _WINDOWS)
+        if pushed_out is not None:
+            self._cut_window(pushed_out, note.at_ns)
+        self._recent.append(window)
+        self.last_asked_ns = max(self.last_asked_ns, asked_ns)
+
+    def _window_opened(
+        self,
+        note: Note,
+        window_id: str,
+        drain_ns: int,
+        delayed_by: tuple[tuple[str, str, int, int], ...],
+        opened_ns: int,
+    ) -> None:
+        window = self._windows.get(window_id)
+        if window is None:
+            return
+        window.opened_ns = opened_ns
+        window.delayed_by = delayed_by
+        window.position = note.position
+        self._end_phase(window.drain, "drain", drain_ns, opened_ns, "completed", _last_holder(delayed_by))
+        window.exclusive = self._start(
+            "quiesce.checkpoint.exclusive",
+            window.handle,
+            self._unix(opened_ns),
+            {"quiesce.cut_id": window_id},
+        )
+
+    def _window_closed(
+        self, note: Note, window_id: str, drain_ns: int, exclusive_ns: int, outcome: str, closed_ns: int
+    ) -> None:
+        window = self._windows.pop(window_id, None)
+        if window is None:
+            return
+        window.closed_ns = closed_ns
+        window.outcome = outcome
+        if window.exclusive is not None:
+            self._end_phase(window.exclusive, "exclusive", exclusive_ns, closed_ns, outcome, {})
+        self._finishing.append(window)
+
+    def _window_abandoned(
+        self,
+        note: Note,
+        window_id: str,
+        drain_ns: int,
+        outcome: str,
+        delayed_by: tuple[tuple[str, str, int, int], ...],
+        ended_ns: int,
+    ) -> None:
+        window = self._windows.pop(window_id, None)
+        if window is None:
+            return
+        window.closed_ns = ended_ns
+        window.outcome = outcome
+        window.delayed_by = delayed_by
+        window.position = note.position
+        self._end_phase(window.drain, "drain", drain_ns, ended_ns, outcome, _last_holder(delayed_by))
+        self._finishing.append(window)
+
+    def finish_windows(self, read: int) -> None:
+        """End the windows that are over, once the slots that delayed them have been read.
+
+        Args:
+            read: How many slot records have been read.
+        """
+        waiting = []
+        for window in self._finishing:
+            if window.position > read:
+                waiting.append(window)
+                continue
+            links: list[Link] = []
+            for kind, _, _, until in window.delayed_by:
+                link = self._delayers.pop((kind, window.asked_ns + until), None)
+                if link is not None and len(links) < _LINKS:
+                    links.append(link)
+            self._tracing.end(
+                window.handle,
+                self._unix(window.closed_ns or window.asked_ns),
+                outcome=window.outcome,
+                attributes={
+                    "quiesce.delayed_by": len(window.delayed_by),
+                    **_last_holder(window.delayed_by),
+                },
+                links=links,
+            )
+        self._finishing = waiting
+
+    def _cut_part_captured(self, note: Note, cut_id: str, part: str, ns: int) -> None:
+        window = self._windows.get(cut_id)
+        parent = None if window is None else window.exclusive
+        self._emit(
+            "quiesce.checkpoint.part",
+            parent,
+            note.at_ns,
+            ns,
+            "completed",
+            {"quiesce.cut_id": cut_id, "quiesce.part": part},
+        )
+
+    # --------------------------------------------------------------------------------------------- the save
+
+    def _phase_started(self, note: Note, cut_id: str, phase: str) -> None:
+        save = self._saves.get(cut_id)
+        if save is None:
+            handle = self._start_cut(
+                "quiesce.checkpoint",
+                cut_id,
+                parent_in(note.context),
+                self._unix(note.at_ns - self._stalled_ns),
+            )
+            save = _Save(handle)
+            if self._stalled_ns:
+                self._stall(save, note.at_ns, "previous_write", self._stalled_ns)
+            self._stalled_ns = 0
+            pushed_out = _put(self._saves, cut_id, save, _CUTS)
+            if pushed_out is not None:
+                self._cut_save(pushed_out, note.at_ns)
+        if phase not in names.WINDOW_PHASES:  # the barrier tells their times exactly
+            save.phases[phase] = self._start(
+                f"quiesce.checkpoint.{phase}",
+                save.handle,
+                self._unix(note.at_ns),
+                {"quiesce.cut_id": cut_id},
+            )
+
+    def _phase_ended(self, note: Note, cut_id: str, phase: str, ns: int, outcome: str) -> None:
+        save = self._saves.get(cut_id)
+        handle = None if save is None else save.phases.pop(phase, None)
+        if handle is not None:
+            self._end_phase(handle, phase, ns, note.at_ns, outcome, {})
+
+    def _end_phase(
+        self,
+        handle: SpanHandle,
+        phase: str,
+        ns: int,
+        at_ns: int,
+        outcome: str,
+        attributes: Mapping[str, AttributeValue],
+    ) -> None:
+        end = self._unix(at_ns)
+        self._tracing.end(handle, end, outcome=outcome, attributes=attributes)
+        label = outcome if outcome in names.ENDED else "failed"
+        self.told.append((names.CHECKPOINT_PHASE_SECONDS.name, (phase, label), ns, handle, end))
+
+    def _file_synced(self, note: Note, cut_id: str, ns: int, num_bytes: int) -> None:
+        save = self._saves.get(cut_id)
+        parent = None if save is None else save.phases.get("write") or save.handle
+        about: Attributes = {"quiesce.cut_id": cut_id, "quiesce.bytes": num_bytes}
+        self._emit("quiesce.checkpoint.fsync", parent, note.at_ns, ns, "completed", about)
+
+    def _checkpoint_ended(
+        self,
+        note: Note,
+        cut_id: str,
+        step: int,
+        outcome: str,
+        reason: str,
+        groups: Mapping[str, int],
+        rows: int,
+        num_bytes: int,
+    ) -> None:
+        save = self._saves.pop(cut_id, None)
+        about: Attributes = {
+            "quiesce.step": step,
+            "quiesce.reason": reason,
+            "quiesce.rows": rows,
+            "quiesce.bytes": num_bytes,
+            "quiesce.groups": sum(groups.values()),
+        }
+        if save is None:  # it ended before its first phase
+            self._emit(
+                "quiesce.checkpoint",
+                parent_in(note.context),
+                note.at_ns,
+                self._stalled_ns,
+                outcome,
+                {"quiesce.cut_id": cut_id, **about},
+            )
+            self._stalled_ns = 0
+            return
+        for handle in save.phases.values():
+            self._tracing.end(handle, self._unix(note.at_ns), outcome=outcome)
+        self._tracing.end(
+            save.handle,
+            self._unix(note.at_ns),
+            outcome=outcome,
+            attributes=about,
+            events=save.events,
+            error=reason if outcome in {"failed", "refused"} else "",
+        )
+
+    def _trainer_stalled(self, note: Note, cause: str, ns: int) -> None:
+        if cause == "previous_write":  # its save has no name yet
+            self._stalled_ns = ns
+        elif self._saves:
+            self._stall(next(reversed(self._saves.values())), note.at_ns, cause, ns)
+
+    def _stall(self, save: _Save, at_ns: int, cause: str, ns: int) -> None:
+        about: Attributes = {"quiesce.cause": cause, "quiesce.seconds": ns / 1e9}
+        save.events.append(("trainer stalled", self._unix(at_ns), about))
+
+    def _invariant_violated(self, note: Note, violation: Any) -> None:  # noqa: ANN401 - a Violation, as the hook says
+        save = self._saves.get(str(getattr(violation, "cut_id", "")))
+        if save is not None:
+            about: Attributes = {
+                "quiesce.invariant": str(getattr(violation, "invariant", "")),
+                "quiesce.message": str(violation),
+            }
+            save.events.append(("invariant violated", self._unix(note.at_ns), about))
+
+    def _gate_closed(self, note: Note, worker: str, sequence: int, epoch: str, ns: int, outcome: str) -> None:
+        fences = [save.phases["fence"] for save in self._saves.values() if "fence" in save.phases]
+        parent = fences[-1] if fences else parent_in(note.context)
+        self._emit(
+            "quiesce.gate.close",
+            parent,
+            note.at_ns,
+            ns,
+            _GATE_OUTCOMES.get(outcome, "failed"),
+            {"quiesce.worker": worker, "quiesce.epoch": epoch, "quiesce.answer": outcome},
+        )
+
+    def _restore_ended(
+        self,
+        note: Note,
+        outcome: str,
+        reason: str,
+        parts: Mapping[str, int],
+        groups: Mapping[str, int],
+    ) -> None:
+        end = note.at_ns
+        start = end - sum(parts.values())
+        handle = self._start(
+            "quiesce.restore",
+            parent_in(note.context),
+            self._unix(start),
+            {"quiesce.reason": reason, "quiesce.groups": sum(groups.values())},
+        )
+        for part, ns in parts.items():  # one after the other, in the order in which they are told
+            start += ns
+            self._emit("quiesce.restore.part", handle, start, ns, "completed", {"quiesce.part": part})
+        error = reason if outcome in {"failed", "refused"} else ""
+        self._tracing.end(handle, self._unix(end), outcome=outcome, error=error)
+
+    # ---------------------------------------------------------------------------------- groups and training
+
+    def _owner_moved(self, note: Note, group_id: str, source: str, target: str, reason: str) -> None:
+        group = self._group(note, group_id, source)
+        about: Attributes = {"quiesce.from": source, "quiesce.to": target}
+        if reason:
+            about["quiesce.reason"] = reason
+        group.events.append(("owner moved", self._unix(note.at_ns), about))
+        if target not in {"trained", "dropped"}:
+            return
+        del self._groups[group_id]
+        outcome = "completed"
+        if target == "dropped":
+            outcome = "failed" if reason in {"failed", "violation"} else "cancelled"
+        said: Attributes = {"quiesce.end": target, "quiesce.reason": reason}
+        self._tracing.end(
+            group.handle,
+            self._unix(note.at_ns),
+            outcome=outcome,
+            attributes=said,
+            events=group.events,
+            error=reason if outcome == "failed" else "",
+        )
+
+    def _group(self, note: Note, group_id: str, source: str) -> _Group:
+        group = self._groups.get(group_id)
+        if group is None:
+            about: Attributes = {"quiesce.group_id": group_id, "quiesce.from": source}
+            handle = self._start("quiesce.group", parent_in(note.context), self._unix(note.at_ns), about)
+            group = _Group(handle)
+            pushed_out = _put(self._groups, group_id, group, _GROUPS)
+            if pushed_out is not None:
+                self._cut_group(pushed_out, note.at_ns)
+        return group
+
+    def _tokens_reused(self, note: Note, group_id: str, tokens: int) -> None:
+        group = self._groups.get(group_id)
+        if group is not None:
+            group.events.append(("tokens reused", self._unix(note.at_ns), {"quiesce.tokens": tokens}))
+
+    def _rollout_started(self, note: Note, group_id: str, attempt: int) -> None:
+        group = self._groups.get(group_id)
+        handle = self._start(
+            "quiesce.rollout",
+            parent_in(note.context) if group is None else group.handle,
+            self._unix(note.at_ns),
+            {"quiesce.group_id": group_id, "quiesce.attempt": attempt},
+        )
+        key = group_id, attempt
+        pushed_out = _put(self._running, key, handle, _ROLLOUTS)
+        if pushed_out is not None:
+            self._cut(pushed_out, note.at_ns)
+        _put(self._rollouts, key, handle, _ROLLOUTS)
+
+    def _rollout_ended(
+        self, note: Note, group_id: str, attempt: int, ns: int, outcome: str, tokens: int
+    ) -> None:
+        handle = self._running.pop((group_id, attempt), None)
+        if handle is not None:
+            said: Attributes = {"quiesce.tokens": tokens}
+            self._tracing.end(handle, self._unix(note.at_ns), outcome=outcome, attributes=said)
+
+    def _train_step_started(self, note: Note, step: int, version: int) -> None:
+        if self._step is not None:
+            self._cut(self._step, note.at_ns)
+        self._step = self._start(
+            "quiesce.train.step",
+            parent_in(note.context),
+            self._unix(note.at_ns),
+            {"quiesce.step": step, "quiesce.version": version},
+        )
+
+    def _train_step_ended(
+        self,
+        note: Note,
+        step: int,
+        version: int,
+        ns: int,
+        groups: int,
+        outcome: str,
+        metrics: Mapping[str, float],
+    ) -> None:
+        handle, self._step = self._step, None
+        end = self._unix(note.at_ns)
+        if handle is None:
+            about: Attributes = {"quiesce.step": step, "quiesce.version": version}
+            handle = self._start("quiesce.train.step", parent_in(note.context), end - ns, about)
+        self._tracing.end(handle, end, outcome=outcome, attributes={"quiesce.groups": groups})
+        if outcome == "completed":
+            self.told.append((names.TRAIN_STEP_SECONDS.name, (), ns, handle, end))
+
+    def _weight_synced(self, note: Note, version: int, ns: int, outcome: str) -> None:
+        about: Attributes = {"quiesce.version": version}
+        self._emit("quiesce.weight_sync", parent_in(note.context), note.at_ns, ns, outcome, about)
+
+    def _clear_ended(
+        self,
+        note: Note,
+        worker: str,
+        calls: int,
+        keys: int,
+        ns: int,
+        outcome: str,
+        rollouts: Iterable[tuple[str, int]] = (),
+    ) -> None:
+        known = (self._rollouts.get(rollout) for rollout in rollouts)
+        links = [handle.link for handle in known if handle is not None][:_LINKS]
+        about: Attributes = {"quiesce.worker": worker, "quiesce.calls": calls, "quiesce.keys": keys}
+        # A fresh root: the batch serves many calls and belongs to none of them.
+        self._emit("quiesce.cleanup.batch", None, note.at_ns, ns, outcome, about, links)
+
+    # ----------------------------------------------------------------------------------------------- the end
+
+    def cut_off(self, at_ns: int) -> None:
+        """End everything that is open, marked as cut off, inner spans first."""
+        for window in (*self._finishing, *self._windows.values()):
+            self._cut_window(window, at_ns)
+        for save in self._saves.values():
+            self._cut_save(save, at_ns)
+        for handle in (*([] if self._step is None else [self._step]), *self._running.values()):
+            self._cut(handle, at_ns)
+        for group in self._groups.values():
+            self._cut_group(group, at_ns)
+        self._finishing = []
+        self._step = None
+        for table in (self._windows, self._saves, self._running, self._groups):
+            table.clear()
+
+    def _cut(self, handle: SpanHandle, at_ns: int, events: Iterable[SpanEvent] = ()) -> None:
+        self._tracing.end(handle, self._unix(at_ns), outcome="", events=tuple(events), cut_off=True)
+
+    def _cut_window(self, window: _Window, at_ns: int) -> None:
+        for handle in (window.exclusive, window.drain, window.handle):
+            if handle is not None:
+                self._cut(handle, at_ns)
+
+    def _cut_save(self, save: _Save, at_ns: int) -> None:
+        for handle in save.phases.values():
+            self._cut(handle, at_ns)
+        self._cut(save.handle, at_ns, save.events)
+
+    def _cut_group(self, group: _Group, at_ns: int) -> None:
+        self._cut(group.handle, at_ns, group.events)
+
+    # ------------------------------------------------------------------------------------------------ making
+
+    def _start(
+        self,
+        name: str,
+        parent: SpanHandle | Parent | None,
+        start_ns: int,
+        attributes: Mapping[str, AttributeValue],
+    ) -> SpanHandle:
+        return self._tracing.start(name, parent=parent, start_ns=start_ns, attributes=attributes)
+
+    def _start_cut(
+        self, name: str, cut_id: str, parent: SpanHandle | Parent | None, start_ns: int
+    ) -> SpanHandle:
+        """Open a cut's outermost span, with the identifiers that lines of the log name already."""
+        handle = self._tracing.start(
+            name,
+            parent=parent,
+            start_ns=start_ns,
+            attributes={"quiesce.cut_id": cut_id},
+            identity=self._identities.of(cut_id),
+        )
+        self._identities.know(cut_id, handle.link)
+        return handle
+
+    def _emit(
+        self,
+        name: str,
+        parent: SpanHandle | Parent | None,
+        at_ns: int,
+        ns: int,
+        outcome: str,
+        attributes: Mapping[str, AttributeValue],
+        links: Iterable[Link] = (),
+    ) -> SpanHandle:
+        end = self._unix(at_ns)
+        return self._tracing.emit(
+            name,
+            parent=parent,
+            start_ns=end - ns,
+            end_ns=end,
+            outcome=outcome,
+            attributes=attributes,
+            links=tuple(links),
+        )
+
+
+def _put(table: OrderedDict[Any, T], key: object, value: T, limit: int) -> T | None:
+    """Put something into a bounded table, and return what was pushed out: the oldest."""
+    pushed_out = table.popitem(last=False)[1] if len(table) >= limit and key not in table else None
+    table[key] = value
+    return pushed_out
+
+
+def _last_holder(delayed_by: tuple[tuple[str, str, int, int], ...]) -> Attributes:
+    """Name the slot that was waited for the longest."""
+    if not delayed_by:
+        return {}
+    kind, task, _, until = max(delayed_by, key=lambda delay: delay[3])
+    return {
+        "quiesce.last_holder.kind": kind,
+        "quiesce.last_holder.task": task,
+        "quiesce.last_holder.seconds": until / 1e9,
+    }

@@ -1,0 +1,519 @@
+"""How spans are made: as finished values of our own, or as real spans of an application's tracer provider.
+
+Rule: whoever makes spans says when they began and ended; nothing here reads a clock, and nothing is attached
+to a context, so a save that hops through tasks and threads is one trace because its parts name their parent.
+One thread makes spans (the converter), so nothing here takes a lock. Nothing here suspends.
+
+Identifiers come from a generator of our own, seeded by the operating system and again after a fork: the
+global generators of :mod:`random`, NumPy and torch are never drawn from. OpenTelemetry is used only where the
+application has loaded it; it is never imported for this.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from quiesce.telemetry.finished import (
+    CUT_OFF,
+    ERROR,
+    NO_ATTRIBUTES,
+    OUTCOME,
+    AttributeValue,
+    FinishedSpan,
+    Link,
+    SpanEvent,
+)
+
+__all__ = [
+    "Identifiers",
+    "Identities",
+    "OwnTracing",
+    "Parent",
+    "ProviderTracing",
+    "SpanHandle",
+    "Tracing",
+    "context_reader",
+    "parent_in",
+    "status_of",
+]
+
+_REMEMBERED: Final = 64
+"""Cuts whose identifiers are remembered."""
+
+_FAILED: Final = frozenset({"failed", "refused"})
+
+Attributes = Mapping[str, AttributeValue]
+
+
+class SpanHandle:
+    """A span that is open, or was: what a child, a link or an exemplar needs to know about it.
+
+    Attributes:
+        trace_id: 128 bits.
+        span_id: 64 bits.
+        sampled: Whether the span goes anywhere; an exemplar may name it only then.
+        open: What the tracing keeps about it while it is open.
+    """
+
+    __slots__ = ("open", "sampled", "span_id", "trace_id")
+
+    def __init__(self, trace_id: int, span_id: int, *, sampled: bool = True, open_: Any = None) -> None:  # noqa: ANN401 - the tracing's own
+        self.trace_id = trace_id
+        self.span_id = span_id
+        self.sampled = sampled
+        self.open = open_
+
+    @property
+    def link(self) -> Link:
+        """Its identifiers."""
+        return self.trace_id, self.span_id
+
+
+class Parent(NamedTuple):
+    """The span of the application that a root of ours belongs under.
+
+    Attributes:
+        trace_id: 128 bits.
+        span_id: 64 bits.
+        sampled: Whether the application records its trace.
+        context: The OpenTelemetry context that it is the current span of.
+    """
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+    context: object
+
+
+class Tracing(Protocol):
+    """Makes spans."""
+
+    def start(
+        self,
+        name: str,
+        *,
+        parent: SpanHandle | Parent | None,
+        start_ns: int,
+        attributes: Attributes = NO_ATTRIBUTES,
+        links: Sequence[Link] = (),
+        identity: Link | None = None,
+    ) -> SpanHandle:
+        """Open a span; without a parent it begins a trace.
+
+        ``identity`` are the identifiers that it is to have, where they can be chosen.
+        """
+
+    def end(
+        self,
+        handle: SpanHandle,
+        end_ns: int,
+        *,
+        outcome: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        events: Sequence[SpanEvent] = (),
+        links: Sequence[Link] = (),
+        error: str = "",
+        cut_off: bool = False,
+    ) -> None:
+        """End it; what is given here is added to what it was opened with. Twice is once."""
+
+    def emit(
+        self,
+        name: str,
+        *,
+        parent: SpanHandle | Parent | None,
+        start_ns: int,
+        end_ns: int,
+        outcome: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        links: Sequence[Link] = (),
+    ) -> SpanHandle:
+        """Make a span that is over already."""
+
+    def take(self) -> list[FinishedSpan]:
+        """Return the spans that have ended since the last call, and that sinks are to be given."""
+
+
+def status_of(outcome: str) -> str:
+    """Return a span's status: what failed is an error, what was cancelled or skipped is not.
+
+    Args:
+        outcome: How what the span covers ended.
+    """
+    if outcome in _FAILED:
+        return "error"
+    return "ok" if outcome == "completed" else ""
+
+
+class Identifiers:
+    """Draws identifiers of traces and spans."""
+
+    __slots__ = ("__weakref__", "_bits")
+
+    def __init__(self) -> None:
+        self.reseed()
+        _GENERATORS.add(self)
+
+    def reseed(self) -> None:
+        """Begin a sequence that nobody else has."""
+        self._bits = random.Random(os.urandom(32)).getrandbits
+
+    def trace(self) -> int:
+        """Return 128 bits, not all of them 0."""
+        return self._bits(128) or 1
+
+    def span(self) -> int:
+        """Return 64 bits, not all of them 0."""
+        return self._bits(64) or 1
+
+
+_GENERATORS: weakref.WeakSet[Identifiers] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for generator in list(_GENERATORS):
+        generator.reseed()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Identities:
+    """Identifiers of the spans that a cut's lines in the log name, known before the spans are made.
+
+    A line about a save is written in the step in which it happens, and its span is made later, off the loop;
+    so the identifiers are drawn when the save begins. Those of an application's provider cannot be chosen:
+    they are known once its span is there.
+
+    Args:
+        identifiers: Where they come from; None where they are a provider's.
+    """
+
+    __slots__ = ("_identifiers", "_known")
+
+    def __init__(self, identifiers: Identifiers | None) -> None:
+        self._identifiers = identifiers
+        self._known: dict[str, Link] = {}
+
+    def draw(self, cut_id: str, context: object) -> None:
+        """Choose the identifiers of a cut's outermost span, unless it has some.
+
+        Args:
+            cut_id: The cut.
+            context: The application's OpenTelemetry context, whose current span it belongs under.
+        """
+        if self._identifiers is None or cut_id in self._known:
+            return
+        parent = parent_in(context)
+        trace_id = self._identifiers.trace() if parent is None else parent.trace_id
+        self.know(cut_id, (trace_id, self._identifiers.span()))
+
+    def know(self, cut_id: str, link: Link) -> None:
+        """Remember the identifiers of a cut's outermost span."""
+        while len(self._known) >= _REMEMBERED:
+            self._known.pop(next(iter(self._known)), None)
+        self._known[cut_id] = link
+
+    def of(self, cut_id: str) -> Link | None:
+        """Return trace and span identifier of a cut's outermost span, if they are known."""
+        return self._known.get(cut_id)
+
+
+class _Open(NamedTuple):
+    name: str
+    parent_id: int
+    start_ns: int
+    attributes: Attributes
+    links: tuple[Link, ...]
+
+
+class OwnTracing:
+    """Makes finished spans with identifiers of our own.
+
+    Args:
+        identifiers: Where they come from.
+    """
+
+    def __init__(self, identifiers: Identifiers | None = None) -> None:
+        self._identifiers = Identifiers() if identifiers is None else identifiers
+        self._ended: list[FinishedSpan] = []
+
+    def start(
+        self,
+        name: str,
+        *,
+        parent: SpanHandle | Parent | None,
+        start_ns: int,
+        attributes: Attributes = NO_ATTRIBUTES,
+        links: Sequence[Link] = (),
+        identity: Link | None = None,
+    ) -> SpanHandle:
+        """Open a span."""
+        opened = _Open(name, 0 if parent is None else parent.span_id, start_ns, attributes, tuple(links))
+        if identity is not None:
+            return SpanHandle(*identity, open_=opened)
+        trace_id = self._identifiers.trace() if parent is None else parent.trace_id
+        return SpanHandle(trace_id, self._identifiers.span(), open_=opened)
+
+    def end(
+        self,
+        handle: SpanHandle,
+        end_ns: int,
+        *,
+        outcome: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        events: Sequence[SpanEvent] = (),
+        links: Sequence[Link] = (),
+        error: str = "",
+        cut_off: bool = False,
+    ) -> None:
+        """End a span."""
+        opened: _Open | None = handle.open
+        if opened is None:
+            return
+        handle.open = None
+        said: dict[str, AttributeValue] = {**opened.attributes, **attributes}
+        if outcome:
+            said[OUTCOME] = outcome
+        if error:
+            said[ERROR] = error
+        if cut_off:
+            said[CUT_OFF] = True
+        self._ended.append(
+            FinishedSpan(
+                opened.name,
+                handle.trace_id,
+                handle.span_id,
+                opened.parent_id,
+                opened.start_ns,
+                max(opened.start_ns, end_ns),
+                said,
+                (*opened.links, *links),
+                tuple(events),
+                status_of(outcome),
+                cut_off,
+            )
+        )
+
+    def emit(
+        self,
+        name: str,
+        *,
+        parent: SpanHandle | Parent | None,
+        start_ns: int,
+        end_ns: int,
+        outcome: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        links: Sequence[Link] = (),
+    ) -> SpanHandle:
+        """Make a span that is over already; this is what every slot pays."""
+        if parent is None:
+            trace_id, parent_id = self._identifiers.trace(), 0
+        else:
+            trace_id, parent_id = parent.trace_id, parent.span_id
+        handle = SpanHandle(trace_id, self._identifiers.span())
+        self._ended.append(
+            # The tuple's own constructor: the named one is written in Python, and costs as much as all the rest here.
+            tuple.__new__(
+                FinishedSpan,
+                (
+                    name,
+                    trace_id,
+                    handle.span_id,
+                    parent_id,
+                    start_ns,
+                    end_ns if end_ns > start_ns else start_ns,  # noqa: FURB136 - a call costs more
+                    {**attributes, OUTCOME: outcome},
+                    tuple(links),
+                    (),
+                    "ok" if outcome == "completed" else status_of(outcome),
+                    False,
+                ),
+            )
+        )
+        return handle
+
+    def take(self) -> list[FinishedSpan]:
+        """Return what has ended."""
+        ended, self._ended = self._ended, []
+        return ended
+
+
+class ProviderTracing:
+    """Makes real spans of an application's tracer provider, with explicit times.
+
+    They go where its span processors send them. Sinks of ours (a recorder beside the run, say) may be given the same
+    spans as finished ones.
+
+    Args:
+        provider: The application's ``TracerProvider``.
+        version: Our version, for the instrumentation scope.
+        copies: Whether there are such sinks.
+
+    Attributes:
+        exported: Spans that were handed to the provider's processors.
+        unheard: Spans that the provider did not sample.
+    """
+
+    def __init__(self, provider: Any, version: str = "", *, copies: bool = False) -> None:  # noqa: ANN401 - any object of OpenTelemetry's API
+        from opentelemetry import trace
+
+        self._trace = trace
+        self._tracer = provider.get_tracer("quiesce", version)
+        self._copies = OwnTracing() if copies else None
+        self.exported = 0
+        self.unheard = 0
+
+    def start(
+        self,
+        name: str,
+        *,
+        parent: SpanHandle | Parent | None,
+        start_ns: int,
+        attributes: Attributes = NO_ATTRIBUTES,
+        links: Sequence[Link] = (),
+        identity: Link | None = None,
+    ) -> SpanHandle:
+        """Open a span of the provider, which chooses its identifiers."""
+        span = self._tracer.start_span(
+            name,
+            context=self._context(parent),
+            attributes=attributes,
+            links=[self._trace.Link(self._remote(link)) for link in links],
+            start_time=start_ns,
+        )
+        known = span.get_span_context()
+        link = (known.trace_id, known.span_id)
+        copy = None
+        if self._copies is not None:
+            copy = self._copies.start(
+                name, parent=parent, start_ns=start_ns, attributes=attributes, links=links, identity=link
+            )
+        return SpanHandle(*link, sampled=bool(known.trace_flags.sampled), open_=(span, copy))
+
+    def end(
+        self,
+        handle: SpanHandle,
+        end_ns: int,
+        *,
+        outcome: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        events: Sequence[SpanEvent] = (),
+        links: Sequence[Link] = (),
+        error: str = "",
+        cut_off: bool = False,
+    ) -> None:
+        """End a span of the provider."""
+        if handle.open is None:
+            return
+        span, copy = handle.open
+        handle.open = None
+        if self._copies is not None:
+            self._copies.end(
+                copy,
+                end_ns,
+                outcome=outcome,
+                attributes=attributes,
+                events=events,
+                links=links,
+                error=error,
+                cut_off=cut_off,
+            )
+        said: dict[str, AttributeValue] = dict(attributes)
+        if outcome:
+            said[OUTCOME] = outcome
+        if error:
+            said[ERROR] = error
+        if cut_off:
+            said[CUT_OFF] = True
+        span.set_attributes(said)
+        for event, when, about in events:
+            span.add_event(event, about, when)
+        for link in links:
+            span.add_link(self._remote(link))
+        status = status_of(outcome)
+        if status:
+            code = self._trace.StatusCode.ERROR if status == "error" else self._trace.StatusCode.OK
+            span.set_status(self._trace.Status(code, error or None if status == "error" else None))
+        span.end(end_ns)
+        if handle.sampled:
+            self.exported += 1
+        else:
+            self.unheard += 1
+
+    def emit(
+        self,
+        name: str,
+        *,
+        parent: SpanHandle | Parent | None,
+        start_ns: int,
+        end_ns: int,
+        outcome: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        links: Sequence[Link] = (),
+    ) -> SpanHandle:
+        """Make a span that is over already."""
+        handle = self.start(name, parent=parent, start_ns=start_ns, attributes=attributes, links=links)
+        self.end(handle, max(start_ns, end_ns), outcome=outcome)
+        return handle
+
+    def take(self) -> list[FinishedSpan]:
+        """Return the spans that sinks of ours are given beside the provider's processors."""
+        return [] if self._copies is None else self._copies.take()
+
+    def _context(self, parent: SpanHandle | Parent | None) -> Any:  # noqa: ANN401 - an OpenTelemetry context
+        from opentelemetry.context import Context
+
+        if parent is None:
+            return Context()  # a fresh root, whatever is current on this thread
+        if isinstance(parent, Parent):
+            return parent.context
+        if parent.open is not None:
+            return self._trace.set_span_in_context(parent.open[0], Context())
+        # It has ended already.
+        flags = self._trace.TraceFlags(
+            self._trace.TraceFlags.SAMPLED if parent.sampled else self._trace.TraceFlags.DEFAULT
+        )
+        known = self._trace.SpanContext(parent.trace_id, parent.span_id, is_remote=False, trace_flags=flags)
+        return self._trace.set_span_in_context(self._trace.NonRecordingSpan(known), Context())
+
+    def _remote(self, link: Link) -> Any:  # noqa: ANN401 - an OpenTelemetry span context
+        flags = self._trace.TraceFlags(self._trace.TraceFlags.SAMPLED)
+        return self._trace.SpanContext(*link, is_remote=False, trace_flags=flags)
+
+
+def context_reader() -> Callable[[], object] | None:
+    """Return what reads the application's OpenTelemetry context, or None while it has not loaded OpenTelemetry.
+
+    Where OpenTelemetry keeps its context in a context variable, which is what it does by default, the variable
+    is read directly: that costs a fifth of the call that its API offers.
+    """
+    module = sys.modules.get("opentelemetry.context")
+    if module is None or sys.modules.get("opentelemetry.trace") is None:
+        return None
+    variable = getattr(getattr(module, "_RUNTIME_CONTEXT", None), "_current_context", None)
+    get = getattr(variable, "get", None)
+    reader = module.get_current if get is None else get
+    try:
+        reader()
+    except LookupError:  # a variable without a default
+        return lambda: variable.get(None)  # type: ignore[union-attr] # it has get(), or there were no LookupError
+    return reader  # type: ignore[no-any-return] # OpenTelemetry's, looked up by name
+
+
+def parent_in(context: object) -> Parent | None:
+    """Return the span that is current in an OpenTelemetry context, if there is a valid one."""
+    if not context:
+        return None
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    known = trace.get_current_span(context).get_span_context()
+    if not known.is_valid:
+        return None
+    return Parent(known.trace_id, known.span_id, bool(known.trace_flags.sampled), context)
