@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     "docs/reference/configuration.md": "quiesce_grpo.reference",
     "docs/reference/metrics.md": "quiesce.telemetry.reference",
+    "docs/reference/spans.md": "quiesce.telemetry.span_reference",
 }
 """Each generated page and the module that prints it."""
 

@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from quiesce.errors import ExporterMissingError
@@ -104,7 +105,8 @@ class OtlpSink:
     """The sink named ``otlp``.
 
     Args:
-        context: Whose telemetry it is. ``settings`` may hold ``own_process`` (False: encode in this process).
+        context: Whose telemetry it is. ``settings`` may hold ``own_process`` (False: encode in this process) and
+            ``spans`` (False: export metrics only).
         config: Where to; None reads the environment.
 
     Raises:
@@ -118,13 +120,20 @@ class OtlpSink:
 
         own = bool(context.settings.get("own_process", True))
         self._config = read_config(own_process=own) if config is None else config
+        if not context.settings.get("spans", True):
+            self._config = replace(self._config, traces=None)
         self._resource = {**context.resource, "quiesce.run": context.run, "quiesce.role": context.role}
         self._made = {"version": __version__, "started": time.time()}
         self._lock = threading.Lock()
         self._own: Any = None
         self._here: OtlpWriter | None = None
-        if self._config.own_process:
+        if self._config.own_process and self.takes_spans:
             self._own = self._start()
+
+    @property
+    def takes_spans(self) -> bool:
+        """Whether there is somewhere for spans to go."""
+        return self._config.traces is not None
 
     @property
     def process_id(self) -> int | None:

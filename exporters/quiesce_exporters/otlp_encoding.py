@@ -74,8 +74,10 @@ def encode_metrics(
     when = {"time_unix_nano": int(unix_time * _NANOSECONDS)}
     since = {**when, "start_time_unix_nano": int(started * _NANOSECONDS)}
     for family in families:
+        # An info's name is scraped with that ending, which no collector would put back.
+        name = f"{family.name}_info" if family.type == "info" else family.name
         message = metrics_pb2.Metric(
-            name=family.name, description=family.documentation, unit=_UNITS.get(family.unit, family.unit)
+            name=name, description=family.documentation, unit=_UNITS.get(family.unit, family.unit)
         )
         if family.type == "histogram":
             _add_histograms(message, family, since)

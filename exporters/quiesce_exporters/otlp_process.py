@@ -1,8 +1,10 @@
 """The process that encodes and sends spans, and the parent's end of the pipe to it.
 
 Rule: one batch at a time, each answered by one line; a parent that ends closes the pipe, and the process ends with
-it. The process is started as a program of its own, not forked, so it inherits neither threads nor locks nor the
-training's memory, and it ignores Ctrl-C: the parent ends it. Blocks; the parent's end belongs to one thread.
+it, also in the middle of a request: whoever waits for the end of the run's output must not wait for a collector. A
+child that the parent forks lets go of the pipe, so it cannot keep the process alive. The process is started as a program
+of its own, not forked, so it inherits neither threads nor locks nor the training's memory, and it ignores Ctrl-C: the
+parent ends it. Blocks; the parent's end belongs to one thread.
 
 A message is a length of 8 bytes (little-endian), then a marshalled list of spans, each a tuple of plain values. The
 first message is a marshalled dictionary with the configuration.
@@ -16,7 +18,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -36,6 +40,9 @@ _LONGEST: Final = 1 << 30
 _TAKEN: Final = b"ok"
 GRACE_SECONDS: Final = 2.0
 """How much longer than a request's timeout an answer may take before the process is given up."""
+
+LAST_SECONDS: Final = 0.3
+"""How long a request that is being sent when the parent ends may still take."""
 
 
 class ProcessLostError(TelemetryError):
@@ -74,6 +81,7 @@ class ExportProcess:
             [sys.executable, "-m", "quiesce_exporters.otlp_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,  # a buffer has a lock, which a forked child would inherit
             env=environment,
             start_new_session=True,
             close_fds=True,
@@ -94,6 +102,7 @@ class ExportProcess:
             "started": started,
         }
         self._greeted = False
+        _PROCESSES.add(self)
 
     def spans(self, batch: Sequence[FinishedSpan]) -> None:
         """Have a batch exported.
@@ -117,6 +126,7 @@ class ExportProcess:
 
     def close(self, deadline_seconds: float) -> None:
         """Close the pipe, wait for the process for a while, then end it."""
+        _PROCESSES.discard(self)
         with contextlib.suppress(OSError):
             self._pipe(self._child.stdin).close()
         try:
@@ -126,6 +136,13 @@ class ExportProcess:
             self._child.wait()
         with contextlib.suppress(OSError):
             self._pipe(self._child.stdout).close()
+
+    def forget(self) -> None:
+        """In a forked child: let go of the pipe, whose other end is the parent's process."""
+        for pipe in (self._child.stdin, self._child.stdout):
+            with contextlib.suppress(OSError):
+                self._pipe(pipe).close()
+        self._child.returncode = 0  # it is not this process's child: nobody here waits for it
 
     def _write_spans(self, batch: Sequence[FinishedSpan]) -> None:
         """Write a batch; while ``marshal`` works nobody else has the interpreter, so nothing is done twice."""
@@ -140,8 +157,9 @@ class ExportProcess:
 
     def _send(self, data: bytes) -> None:
         pipe = self._pipe(self._child.stdin)
-        pipe.write(len(data).to_bytes(_SIZE, "little") + data)
-        pipe.flush()
+        left = memoryview(len(data).to_bytes(_SIZE, "little") + data)
+        while left:
+            left = left[pipe.write(left) :]
 
     def _answer(self) -> bytes:
         """Read one line, waiting no longer than a request may take."""
@@ -192,6 +210,7 @@ def _exact(value: Any) -> Any:  # noqa: ANN401 - as deep as spans go
 def main() -> int:
     """Be the process: read batches from standard input until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="quiesce-parent", daemon=True).start()
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     greeting = _read(source)
     if greeting is None:
@@ -201,13 +220,24 @@ def main() -> int:
         try:
             writer.spans(batch)  # plain tuples: the encoder asks for no more
         except OtlpSendError as error:
-            told = f"{'retry' if error.retryable else 'never'} {error}"
+            told = f"{'retry' if error.retryable else 'never'} {error.problem}"
             answers.write(" ".join(told.split()).encode() + b"\n")
         else:
             answers.write(_TAKEN + b"\n")
         answers.flush()
     writer.close()
     return 0
+
+
+def _end_with_parent() -> None:
+    """End the process once the pipe is closed, whatever it is doing then."""
+    import select
+
+    watched = select.poll()
+    watched.register(0, 0)  # the end of a pipe is told without being asked for
+    watched.poll()
+    time.sleep(LAST_SECONDS)
+    os._exit(0)
 
 
 def _writer(greeting: Mapping[str, Any]) -> OtlpWriter:
@@ -234,6 +264,17 @@ def _read(source: IO[bytes]) -> Any:  # noqa: ANN401 - whatever was marshalled
         return None
     data = source.read(size)
     return None if len(data) < size else marshal.loads(data)  # noqa: S302 - written by the parent, over its own pipe
+
+
+_PROCESSES: weakref.WeakSet[ExportProcess] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for process in list(_PROCESSES):
+        process.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ class OtlpSendError(TelemetryError):
     """Raised when a collector did not take a request."""
 
     def __init__(self, url: str, problem: str, *, retryable: bool) -> None:
+        self.problem = problem
         self.retryable = retryable
         super().__init__(f"the collector at {url} did not take a request: {problem}")
 

@@ -46,6 +46,8 @@ class Textfile:
         path: The file. Two processes of a run need roles that differ, as their series do.
     """
 
+    takes_spans = False  # the format has none
+
     def __init__(self, directory: Path | str, *, run: str, role: str) -> None:
         self._labels = {"run": run, "role": role}
         self._pid = os.getpid()

@@ -137,9 +137,9 @@ def test_commands_name_what_there_is(page: str) -> None:
 
 
 def _simple(command: str) -> list[str]:
-    """Return the words of a command up to the first operator of the shell."""
+    """Return the words of a command up to the first operator of the shell, or to another command that it runs."""
     words = shlex.split(command, comments=True)
-    ends = [number for number, word in enumerate(words) if word in {"|", "&", "&&", ";", ">"}]
+    ends = [number for number, word in enumerate(words) if word in {"|", "&", "&&", ";", ">", "--"}]
     return words[: min(ends, default=len(words))]
 
 

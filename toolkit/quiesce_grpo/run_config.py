@@ -93,10 +93,18 @@ class LoaderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
-    """The metrics endpoint."""
+    """Telemetry: the metrics endpoint, and where else metrics, spans and log events go."""
 
     enabled: bool = True
-    """Serve ``GET /metrics``."""
+    """Serve ``GET /metrics``, make spans, and export them."""
+
+    exporters: tuple[str, ...] = ("recorder",)
+    """Exporters beside the endpoint, by name: ``recorder`` writes files into the run's folder, ``otlp`` sends to an
+    OpenTelemetry collector (``OTEL_EXPORTER_OTLP_ENDPOINT``), ``textfile`` and ``wandb`` write where they are
+    configured to."""
+
+    spans_per_second: float = 1000.0
+    """Spans of slots that are kept beside the interesting ones; 0 keeps each."""
 
     port: int | None = None
     """Port; null takes 9464 or else any free one, 0 any free one. A port named here is used or the run
@@ -111,6 +119,10 @@ class MetricsConfig:
     def __post_init__(self) -> None:
         if self.port is not None and not 0 <= self.port <= MAX_PORT:
             raise ConfigError("metrics.port", f"must be from 0 to {MAX_PORT}, not {self.port}")
+        if self.spans_per_second < 0:
+            raise ConfigError(
+                "metrics.spans_per_second", f"cannot be negative, not {self.spans_per_second}"
+            )
         if self.linger_seconds < 0:
             raise ConfigError("metrics.linger_seconds", f"cannot be negative, not {self.linger_seconds}")
 

@@ -1,6 +1,8 @@
 """The wire format of spans: what protobuf reads is what was said."""
 
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -10,7 +12,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from quiesce.telemetry.finished import AttributeValue, FinishedSpan
+from quiesce.telemetry.sinks import SinkContext
+from quiesce_exporters.otlp import OtlpSink
+from quiesce_exporters.otlp_config import read_config
 from quiesce_exporters.otlp_spans import encode_spans
+from tests.otlp_receiver import http_receiver
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=200)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -112,3 +118,28 @@ def test_what_cannot_be_said_is_told_as_text(value: AttributeValue, told: str) -
     (message,) = read([FinishedSpan("s", 1, 2, 0, 0, 1, {"v": value})])
 
     assert said(message.attributes) == {"v": ("string_value", told)}
+
+
+def test_values_that_are_no_plain_ones_reach_the_export_process() -> None:
+    """A mapping that is no dictionary, and texts and numbers of classes of their own, are sent as what they are."""
+
+    class Kind(StrEnum):
+        RETRY = "retry"
+
+    class Count(int):
+        pass
+
+    attributes = MappingProxyType[str, AttributeValue]({"kind": Kind.RETRY, "n": Count(3), "on": True})
+    span = FinishedSpan("s", 1, 2, 3, 4, 5, attributes, (), (("e", 8, attributes),), "ok")
+    with http_receiver() as (url, received):
+        config = read_config({"OTEL_EXPORTER_OTLP_ENDPOINT": url})
+        sink = OtlpSink(SinkContext("r1", "controller", None, {}, {}), config)
+        process = sink.process_id
+        sink.spans([span])
+        sink.spans([span])
+        assert sink.process_id == process is not None
+        sink.close(5.0)
+
+    told = {"kind": ("string_value", "retry"), "n": ("int_value", 3), "on": ("bool_value", True)}
+    assert [said(message.attributes) for message in received.spans()] == [told, told]
+    assert [said(message.events[0].attributes) for message in received.spans()] == [told, told]

@@ -18,11 +18,11 @@ from quiesce.barrier import DataPlaneCheckpointBarrier
 from quiesce.observers import Hub
 from quiesce.telemetry.assembly import RunTelemetry
 from quiesce.telemetry.finished import CUT_OFF, ERROR, OUTCOME
+from quiesce.telemetry.provider import ProviderTracing
 from quiesce.telemetry.tracing import (
     Identifiers,
     Identities,
     OwnTracing,
-    ProviderTracing,
     context_reader,
     parent_in,
     status_of,

@@ -6,6 +6,7 @@ round. What arrived is counted by the receiver, not by the sender. Blocks.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -17,6 +18,8 @@ from typing import Any, Final
 from quiesce.bench.stats import Spread
 from quiesce.bench.telemetry_load import WAYS
 from quiesce.bench.telemetry_receiver import Receiver, receiver
+from quiesce.errors import ExporterMissingError
+from quiesce.telemetry.sinks import find_sink
 
 __all__ = ["WAYS", "OpenLoop", "measure_open_loop"]
 
@@ -56,7 +59,13 @@ def measure_open_loop(rates: Sequence[int], rounds: int, seconds: float) -> Open
         rates: Slots a second.
         rounds: Rounds; each way comes first in turn.
         seconds: How long slots come, each time.
+
+    Raises:
+        ExporterMissingError: If the OTLP exporter is not installed, or a package that it needs is not.
     """
+    find_sink("otlp")
+    if importlib.util.find_spec("opentelemetry.proto") is None:
+        raise ExporterMissingError("otlp", "quiesce[otlp]", ())
     runs: dict[tuple[int, str], list[dict[str, Any]]] = {(rate, way): [] for rate in rates for way in WAYS}
     with receiver() as arriving:
         for number in range(rounds):

@@ -26,7 +26,7 @@ _EPILOG: Final = """\
 benchmarks:
   slots     a mutation slot and the drain of queued waiters, against the shape
             that they replace; and what telemetry adds to a slot, to slots at a
-            steady rate and to a training run (four minutes)
+            steady rate and to a training run (five minutes)
   window    how long a save keeps everybody else out, against groups, bytes and
             the latency of the file system, in three modes (about ten minutes,
             20 GiB of disk)

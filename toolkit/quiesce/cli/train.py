@@ -213,6 +213,8 @@ def _train(config: RunConfig, folder: RunFolder, *, resume: bool, accept_suspect
                     hub=hub,
                     run_dir=folder.path,
                     info={"engine": "quiesce_grpo"},
+                    exporters=config.metrics.exporters,
+                    spans_per_second=config.metrics.spans_per_second,
                 )
             stack.callback(_linger, metrics, config.metrics.linger_seconds)
             metrics.expect_checkpoints(steps=config.controller.save_every_steps)
@@ -226,6 +228,8 @@ def _train(config: RunConfig, folder: RunFolder, *, resume: bool, accept_suspect
             with _writing(folder.path):
                 log = configure_run_log(folder.path, config.log_level, run=config.name)
             shown.callback(log.close)
+            if metrics is not None:
+                metrics.telemetry.connect(log)
             console_log = _ConsoleLog()
             logging.getLogger("quiesce").addHandler(console_log)
             shown.callback(logging.getLogger("quiesce").removeHandler, console_log)

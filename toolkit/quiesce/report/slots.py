@@ -32,10 +32,9 @@ __all__ = ["percentiles", "slot_table", "slow_table", "stacked"]
 
 def stacked(data: RunData, metric: names.Metric, title: str, nothing: str) -> Chart:
     """Draw the growth of a counter of seconds by its label."""
-    shown = title
     children = data.counters.get(metric.name)
     if not children:
-        return Chart(shown, empty=f"The recording has no {metric.name}.")
+        return Chart(title, empty=f"The recording has no {metric.name}.")
     traces = []
     times, few = coarse_times(data)
     for index, (child, grown) in enumerate(sorted(children.items(), key=kind_order)):
@@ -53,12 +52,12 @@ def stacked(data: RunData, metric: names.Metric, title: str, nothing: str) -> Ch
             }
         )
     if not traces:
-        return Chart(shown, empty=nothing)
+        return Chart(title, empty=nothing)
     layout = time_layout(data, traces=len(traces))
     layout |= {"barmode": "stack", "bargap": 0}
     layout["yaxis"] |= {"ticksuffix": "s", "tickformat": "~s", "rangemode": "tozero"}
     note = f"Each bar stands for {duration(data.timeline.width * few)}."
-    return Chart(shown, {"data": traces, "layout": layout}, note=note)
+    return Chart(title, {"data": traces, "layout": layout}, note=note)
 
 
 def percentiles(data: RunData, name: str, title: str, nothing: str, *, waited: bool = False) -> Chart:

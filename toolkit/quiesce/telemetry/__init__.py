@@ -13,7 +13,7 @@ module          idea
 ``spans``       the observer that notes rarer hooks
 ``story``       makes a tree of spans of such notes
 ``convert``     the thread that makes spans and exemplars
-``tracing``     our own spans, or those of an application's tracer provider
+``tracing``     our own spans; ``provider``: those of an application's tracer provider
 ``finished``    a span that has ended, as plain data
 ``sinks``       what an exporter of spans, samples and events is
 ``pipeline``    a queue and a thread in front of each sink

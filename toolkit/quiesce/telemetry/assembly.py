@@ -11,7 +11,9 @@ The threads' processor time is the operating system's.
 
 from __future__ import annotations
 
+import _thread
 import atexit
+import contextlib
 import os
 import signal
 import threading
@@ -23,10 +25,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quiesce.telemetry.convert import SPAN_BUDGET, Converter
 from quiesce.telemetry.metrics import MetricsObserver
-from quiesce.telemetry.pipeline import CLOSE_SECONDS, SAMPLE_SECONDS, Pipeline
+from quiesce.telemetry.pipeline import CLOSE_SECONDS, SAMPLE_SECONDS, Pipeline, takes_spans
+from quiesce.telemetry.provider import ProviderTracing
 from quiesce.telemetry.slots import SlotBook, SlotRecorder
 from quiesce.telemetry.spans import SpanObserver
-from quiesce.telemetry.tracing import Identifiers, Identities, OwnTracing, ProviderTracing
+from quiesce.telemetry.tracing import Identifiers, Identities, OwnTracing
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -42,6 +45,9 @@ __all__ = ["RunTelemetry", "slot_cost_ns"]
 _CALLS: Final = 200
 _ROUNDS: Final = 5
 """Rounds of so many calls; the first one runs code that CPython has not specialised yet."""
+
+_MARGIN_SECONDS: Final = 0.3
+"""What closing may take beside the sinks' deadline before a process that was told to end does."""
 
 
 class RunTelemetry:
@@ -76,7 +82,8 @@ class RunTelemetry:
     ) -> None:
         self._hub = hub
         self._closed = False
-        self._makes_spans = bool(sinks) or provider is not None
+        wanted = any(takes_spans(sink) for sink in (sinks or {}).values())
+        self._makes_spans = wanted or provider is not None
         self.recorder = SlotRecorder()
         self.observer = MetricsObserver(book=self.recorder if self._makes_spans else SlotBook())
         identifiers: Identifiers | None = None
@@ -85,7 +92,7 @@ class RunTelemetry:
             identifiers = Identifiers()
             tracing = OwnTracing(identifiers)
         else:
-            tracing = ProviderTracing(provider, copies=bool(sinks))
+            tracing = ProviderTracing(provider, copies=wanted)
         self._foreign = tracing if isinstance(tracing, ProviderTracing) else None
         self.spans = SpanObserver(self.recorder, Identities(identifiers), clock=clock)
         self.pipeline = Pipeline(
@@ -98,12 +105,13 @@ class RunTelemetry:
             self.recorder,
             self.spans,
             tracing,
-            self.pipeline if sinks or provider is None else None,
+            self.pipeline if wanted or provider is None else None,
             families=self.observer.families,
             budget=budget,
             clock=clock,
         )
         self._handler: _OnTerminate | None = None
+        self._at_exit: Callable[[], None] = self.close
         _RUNNING.add(self)
 
     def start(self, *, thread: bool = True) -> None:
@@ -126,17 +134,21 @@ class RunTelemetry:
         log.identify = self.spans.identities.of
         log.also = self.pipeline.put_event
 
-    def close_at_exit(self) -> None:
-        """Have :meth:`close` called when the process ends: at exit, and at SIGTERM.
+    def close_at_exit(self, close: Callable[[], None] | None = None) -> None:
+        """Have telemetry closed when the process ends: at exit, and at SIGTERM.
+
+        Args:
+            close: What closes it; None takes :meth:`close`. Twice must be once, and it must call :meth:`close`.
 
         A SIGTERM handler is installed only where there is none, and only from the main thread: an
         application that handles the signal itself ends in its own way, and then at exit.
         """
-        atexit.register(self.close)
+        self._at_exit = self.close if close is None else close
+        atexit.register(self._at_exit)
         if threading.current_thread() is threading.main_thread() and (
             signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         ):
-            self._handler = _OnTerminate(self.close)
+            self._handler = _OnTerminate(self._at_exit)
             signal.signal(signal.SIGTERM, self._handler)
 
     def close(self, deadline_seconds: float = CLOSE_SECONDS) -> None:
@@ -154,7 +166,7 @@ class RunTelemetry:
         self._hub.unsubscribe(self.spans)
         self.converter.close(deadline_seconds / 2)
         self.pipeline.close(max(0.0, until - time.monotonic()))
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         if self._handler is not None:
             self._handler.remove()
 
@@ -210,13 +222,29 @@ def slot_cost_ns(book: SlotBook, calls: int = _CALLS) -> float:
 
 
 class _OnTerminate:
-    """Ends telemetry at SIGTERM, and then the process as it would have ended without."""
+    """Ends telemetry at SIGTERM, and then the process as it would have ended without.
+
+    A handler runs between any two instructions of the main thread, which may hold any lock then, so closing is
+    another thread's; whatever that one waits for, the process ends in time.
+    """
 
     def __init__(self, close: Callable[[], None]) -> None:
         self._close = close
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self._close()
+        closed = _thread.allocate_lock()
+        closed.acquire()
+
+        def close() -> None:
+            try:
+                self._close()
+            finally:
+                closed.release()
+
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending, and closes at exit
+            # Not a Thread, whose start() takes locks and waits.
+            _thread.start_new_thread(close, ())
+            closed.acquire(timeout=CLOSE_SECONDS + _MARGIN_SECONDS)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -37,7 +37,7 @@ from quiesce.telemetry.collector import QuiesceCollector
 from quiesce.telemetry.convert import SPAN_BUDGET
 from quiesce.telemetry.discovery import TargetFile, write_atomically
 from quiesce.telemetry.names import log_event
-from quiesce.telemetry.settings import read_settings, script_name
+from quiesce.telemetry.settings import SERVED_BY, is_on, read_settings, script_name
 from quiesce.telemetry.sinks import SinkContext, find_sink
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from quiesce.telemetry.logs import RunLog
     from quiesce.telemetry.metrics import MetricsObserver
+    from quiesce.telemetry.sinks import Sink
 
 __all__ = [
     "DEFAULT_PORT",
@@ -201,6 +202,8 @@ class MetricsHandle:
         self._endpoint.close()
         if self._file is not None:
             self._file.unlink(missing_ok=True)
+        if os.environ.get(SERVED_BY) == str(os.getpid()):
+            del os.environ[SERVED_BY]
 
     def serves(self, hub: Hub) -> bool:
         """Return whether it serves what that hub carries."""
@@ -262,7 +265,8 @@ def enable_metrics(
         exporters: Names of further exporters: ``recorder``, ``otlp``, ``textfile``, ``wandb``, or others that are
             installed. None takes the recorder where there is a ``run_dir``.
         tracer_provider: The application's own OpenTelemetry tracer provider, through which spans go then; None takes
-            the one that the application has installed globally, if it has.
+            the one that the application has installed globally, if it has. Spans are then exported by it alone (and
+            recorded): ``otlp`` sends metrics only, unless its setting ``spans`` is true.
         spans_per_second: Budget of slots' spans beside the interesting ones; infinite keeps each.
         settings: Settings of exporters, by the exporter's name.
         log: The run's log, which is told where metrics are served; the Python logger ``quiesce.telemetry``
@@ -291,12 +295,12 @@ def enable_metrics(
     if exporters is None and folder is not None:
         names = tuple(dict.fromkeys((*names, "recorder")))
     budget = said.spans_per_second if spans_per_second is None else spans_per_second
-    sinks = {
-        name: find_sink(name)(
-            SinkContext(run, role, folder, _resource(run, role), (settings or {}).get(name, {}))
-        )
-        for name in names
-    }
+    provider = _installed_provider() if tracer_provider is None else tracer_provider
+    given = dict(settings or {})
+    if provider is not None:
+        # Its processors decide where its spans go; a collector must not be sent each of them twice.
+        given["otlp"] = {"spans": False, **given.get("otlp", {})}
+    sinks = _make_sinks(names, SinkContext(run, role, folder, _resource(run, role), {}), given)
 
     def collect() -> Iterable[Metric]:
         return collector.collect()
@@ -305,7 +309,7 @@ def enable_metrics(
         hub,
         sinks=sinks,
         collect=collect,
-        provider=_installed_provider() if tracer_provider is None else tracer_provider,
+        provider=provider,
         budget=SPAN_BUDGET if budget is None else None if math.isinf(budget) else budget,
     )
     collector = QuiesceCollector(telemetry.observer, hub, run=run, role=role, info=info)
@@ -318,8 +322,10 @@ def enable_metrics(
         telemetry.close()
         raise
     telemetry.start()
-    telemetry.close_at_exit()
     handle = MetricsHandle(hub, telemetry, collector, registry, endpoint, listen, folder)
+    telemetry.close_at_exit(handle.close)
+    if is_on() and hub is default_hub():
+        os.environ[SERVED_BY] = str(os.getpid())
     try:
         if folder is not None:
             told = {"url": handle.url, "port": handle.port, "pid": os.getpid()}
@@ -361,6 +367,20 @@ def find_exporter(name: str) -> Serve:
     for entry in installed.select(name=name):
         return cast("Serve", entry.load())
     raise ExporterMissingError(name, EXPORTERS, installed.names)
+
+
+def _make_sinks(
+    names: Iterable[str], about: SinkContext, settings: Mapping[str, Mapping[str, object]]
+) -> dict[str, Sink]:
+    sinks: dict[str, Sink] = {}
+    try:
+        for name in names:
+            sinks[name] = find_sink(name)(about._replace(settings=settings.get(name, {})))
+    except BaseException:
+        for made in sinks.values():
+            made.close(0.0)
+        raise
+    return sinks
 
 
 def _start(serve: Serve, registry: CollectorRegistry, host: str, port: int | None) -> Endpoint:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from quiesce.telemetry.sinks import Sink
 
-__all__ = ["CLOSE_SECONDS", "QUEUE_SPANS", "SAMPLE_SECONDS", "Pipeline"]
+__all__ = ["CLOSE_SECONDS", "QUEUE_SPANS", "SAMPLE_SECONDS", "Pipeline", "takes_spans"]
 
-CLOSE_SECONDS: Final = 2.0
-"""How long a process that ends waits for its sinks, all together."""
+CLOSE_SECONDS: Final = 1.5
+"""How long a process that ends waits for its sinks, all together: what is left of two seconds beside the rest."""
 
 QUEUE_SPANS: Final = 1 << 16
 """Spans that may wait for one sink."""
@@ -73,6 +73,7 @@ class _Lane:
     def __init__(self, pipeline: Pipeline, name: str, sink: Sink) -> None:
         self.name = name
         self.sink = sink
+        self.takes_spans = takes_spans(sink)
         self._pipeline = pipeline
         self._batches: deque[_Batch] = deque()
         self._events: deque[Mapping[str, object]] = deque()
@@ -250,6 +251,7 @@ class Pipeline:
         self._closed = False
         self._dead = False
         self._lanes = tuple(_Lane(self, name, sink) for name, sink in sinks.items())
+        self._span_lanes = tuple(lane for lane in self._lanes if lane.takes_spans)
         for lane in self._lanes:
             lane.thread.start()
         _PIPELINES.add(self)
@@ -257,7 +259,7 @@ class Pipeline:
     @property
     def has_sinks(self) -> bool:
         """Whether spans that are put in go anywhere."""
-        return bool(self._lanes) and not self._closed
+        return bool(self._span_lanes) and not self._closed
 
     def put_spans(self, spans: Sequence[FinishedSpan]) -> int:
         """Hand spans over to every sink; for one thread at a time.
@@ -267,14 +269,14 @@ class Pipeline:
         """
         if not spans or self._dead:
             return 0
-        batch = _Batch(spans, len(self._lanes) or 1)
+        batch = _Batch(spans, len(self._span_lanes) or 1)
         queued = 0
-        for lane in self._lanes:
+        for lane in self._span_lanes:
             if lane.put(batch):
                 queued += 1
             else:
                 self.settle(batch, "dropped")
-        if not self._lanes:
+        if not self._span_lanes:
             self.settle(batch, "dropped")
         return len(spans) if queued else 0
 
@@ -355,7 +357,12 @@ class Pipeline:
     def forget(self) -> None:
         """In a forked child: be dead."""
         self._dead = self._closed = True
-        self._lanes = ()
+        self._lanes = self._span_lanes = ()
+
+
+def takes_spans(sink: Sink) -> bool:
+    """Return whether a sink wants spans; most do."""
+    return bool(getattr(sink, "takes_spans", True))
 
 
 def _nothing(_: int) -> None:

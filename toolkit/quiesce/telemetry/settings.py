@@ -17,6 +17,7 @@ variable                  meaning
 ``QUIESCE_SPANS``         how many slot spans a second are kept beside the interesting ones; ``all`` keeps each
 ``QUIESCE_LINGER``        seconds that the endpoint stays up at the end, for one last scrape
 ``QUIESCE_ALL_RANKS``     ``1`` lets every rank serve, not only rank 0
+``QUIESCE_SERVED_BY``     set by a process that serves: those that it starts, such as loader workers, do not
 ========================  ==================================================================================
 """
 
@@ -31,10 +32,13 @@ from typing import Final
 
 from quiesce.errors import ConfigError
 
-__all__ = ["RANKS", "SWITCH", "Settings", "is_on", "read_settings", "script_name"]
+__all__ = ["RANKS", "SERVED_BY", "SWITCH", "Settings", "is_on", "read_settings", "script_name"]
 
 SWITCH: Final = "QUIESCE_METRICS"
 """The variable that switches telemetry on."""
+
+SERVED_BY: Final = "QUIESCE_SERVED_BY"
+"""The variable in which a process that was switched on tells the processes that it starts that it is."""
 
 RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """Variables in which launchers tell a process its rank in the whole job."""
@@ -62,6 +66,7 @@ class Settings:
         linger_seconds: How long the endpoint stays up at the end.
         rank: The process's rank in a distributed job, if a launcher told it one.
         all_ranks: Whether every rank serves.
+        served_by: The process, of those that this one was started by, that serves already.
     """
 
     enabled: bool = False
@@ -76,11 +81,12 @@ class Settings:
     linger_seconds: float = 0.0
     rank: int | None = None
     all_ranks: bool = False
+    served_by: int | None = None
 
     @property
     def serves(self) -> bool:
         """Whether this process is the one of its job that serves and exports."""
-        return self.rank in {None, 0} or self.all_ranks
+        return self.served_by in {None, os.getpid()} and (self.rank in {None, 0} or self.all_ranks)
 
 
 def is_on(environment: Mapping[str, str] | None = None) -> bool:
@@ -112,6 +118,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         linger_seconds=_seconds(env, "QUIESCE_LINGER"),
         rank=_rank(env),
         all_ranks=_flag(env, "QUIESCE_ALL_RANKS"),
+        served_by=_number(env.get(SERVED_BY, "")),
     )
 
 
@@ -173,8 +180,8 @@ def _spans(env: Mapping[str, str], name: str) -> float | None:
 
 def _rank(env: Mapping[str, str]) -> int | None:
     """Return the rank, as far as a launcher told one that can be read: others' variables are not ours to refuse."""
-    for name in RANKS:
-        text = env.get(name, "")
-        if text.isascii() and text.isdigit():
-            return int(text)
-    return None
+    return next((rank for name in RANKS if (rank := _number(env.get(name, ""))) is not None), None)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None

@@ -29,7 +29,8 @@ SINKS: Final = "quiesce.sinks"
 class Sink(Protocol):
     """Somewhere for spans, samples and events to go.
 
-    Every method may block, is called on one thread of the sink's own (``close`` on it too, after the last
+    One that has an attribute ``takes_spans`` that is false is given no spans, and none counts as exported for its
+    sake. Every method may block, is called on one thread of the sink's own (``close`` on it too, after the last
     batch), and raises when the batch was not taken.
     """
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["COMMON_ATTRIBUTES", "SPANS", "SpanSpec", "span_spec"]
+__all__ = ["COMMON_ATTRIBUTES", "SPANS", "STEP_NUMBERS", "SpanSpec", "span_spec"]
 
 COMMON_ATTRIBUTES: Final = ("quiesce.outcome", "quiesce.error", "quiesce.cut_off")
 """Attributes that any span may have: how it ended, what went wrong, and whether the process ended it."""
+
+STEP_NUMBERS: Final = ("reward", "loss", "kl", "staleness")
+"""What a trainer may report about a step that its span carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,12 @@ SPANS: Final[dict[str, SpanSpec]] = {
         SpanSpec(
             "quiesce.train.step",
             "An optimizer step",
-            ("quiesce.step", "quiesce.version", "quiesce.groups"),
+            (
+                "quiesce.step",
+                "quiesce.version",
+                "quiesce.groups",
+                *(f"quiesce.{name}" for name in STEP_NUMBERS),
+            ),
         ),
         SpanSpec(
             "quiesce.rollout",

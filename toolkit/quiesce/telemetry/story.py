@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from quiesce.telemetry import names
+from quiesce.telemetry.span_names import STEP_NUMBERS
 from quiesce.telemetry.tracing import Parent, SpanHandle, parent_in
 
 if TYPE_CHECKING:
@@ -497,7 +498,9 @@ class Story:
         if handle is None:
             about: Attributes = {"quiesce.step": step, "quiesce.version": version}
             handle = self._start("quiesce.train.step", parent_in(note.context), end - ns, about)
-        self._tracing.end(handle, end, outcome=outcome, attributes={"quiesce.groups": groups})
+        said: Attributes = {"quiesce.groups": groups}
+        said.update((f"quiesce.{name}", float(metrics[name])) for name in STEP_NUMBERS if name in metrics)
+        self._tracing.end(handle, end, outcome=outcome, attributes=said)
         if outcome == "completed":
             self.told.append((names.TRAIN_STEP_SECONDS.name, (), ns, handle, end))
 

@@ -1,0 +1,401 @@
+"""What goes wrong around telemetry, and that the training does not notice: real processes and real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from quiesce.barrier import DataPlaneCheckpointBarrier
+from quiesce.observers import HOOKS, Hub
+from quiesce.telemetry.enable import enable_metrics
+from quiesce.telemetry.recording import Recording
+from quiesce.testing import in_virtual_time
+from tests.otlp_receiver import a_closed_port, http_receiver
+from tests.run_rig import Run
+
+ROOT = Path(__file__).parents[2]
+LIMIT_SECONDS = 3.0
+"""Two, and what a busy machine takes. A collector's own time limit is ten."""
+
+
+class Program:
+    """A process of :mod:`tests.faults.telemetry_program`.
+
+    Args:
+        folder: An existing folder of its own, in which it records.
+        arguments: What to do.
+        env: Further variables.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, env: Mapping[str, str]) -> None:
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith(("QUIESCE_", "OTEL_"))
+        }
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.telemetry_program", *arguments],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**clean, **env},
+        )
+
+    def says(self) -> dict[str, Any]:
+        """Return its next line."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            _, errors = self.process.communicate()
+            pytest.fail(f"it ended; it said:\n{errors}")
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def go(self) -> None:
+        """Let it go on."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def ended(self) -> tuple[int, str, float]:
+        """Wait for its end and for everybody who holds its output; return its code, its errors and when."""
+        _, errors = self.process.communicate(timeout=50)
+        return self.process.returncode, errors, time.monotonic()
+
+
+def watched(folder: Path, url: str, protocol: str = "http/protobuf") -> dict[str, str]:
+    """Return what switches everything on."""
+    return {
+        "QUIESCE_METRICS": "1",
+        "QUIESCE_PORT": "0",
+        "QUIESCE_RUN": "r1",
+        "QUIESCE_RUN_DIR": str(folder),
+        "QUIESCE_EXPORTERS": "recorder,otlp",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": url,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+    }
+
+
+@contextlib.contextmanager
+def refuses() -> Iterator[str]:
+    """Be a port that nobody listens on."""
+    yield f"http://127.0.0.1:{a_closed_port()}"
+
+
+@contextlib.contextmanager
+def mute() -> Iterator[str]:
+    """Be a port that takes connections and never reads."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[str]:
+    """Take requests and never answer."""
+    with http_receiver() as (url, received):
+        received.hold.clear()
+        yield url
+
+
+@contextlib.contextmanager
+def endless() -> Iterator[str]:
+    """Answer byte after byte."""
+    with http_receiver() as (url, received):
+        received.endless = True
+        yield url
+
+
+class Case(NamedTuple):
+    """A collector, and the end that the program comes to."""
+
+    collector: Any
+    protocol: str
+    how: str
+
+
+CASES = {
+    "refuses-http": Case(refuses, "http/protobuf", "return"),
+    "refuses-grpc": Case(refuses, "grpc", "sigterm"),
+    "mute-http": Case(mute, "http/protobuf", "raise"),
+    "mute-grpc": Case(mute, "grpc", "return"),
+    "silent-http": Case(silent, "http/protobuf", "sigterm"),
+    "endless-http": Case(endless, "http/protobuf", "raise"),
+}
+CODES = {"return": 0, "raise": 1, "sigterm": -signal.SIGTERM}
+
+
+class Outcome(NamedTuple):
+    """How a program fared."""
+
+    told: dict[str, Any]
+    code: int
+    errors: str
+    took: float
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """One program for each case; they start and end together, for most of that time each only waits."""
+    found = {}
+    with contextlib.ExitStack() as stack:
+        programs = {}
+        for name, case in CASES.items():
+            folder = tmp_path_factory.mktemp(name)
+            url = stack.enter_context(case.collector())
+            programs[name] = Program(folder, "slots", case.how, env=watched(folder, url, case.protocol))
+        told = {name: program.says() for name, program in programs.items()}
+        since = time.monotonic()
+        for name, program in programs.items():
+            if CASES[name].how == "sigterm":
+                program.process.send_signal(signal.SIGTERM)
+            else:
+                program.go()
+        for name, program in programs.items():
+            code, errors, at = program.ended()
+            found[name] = Outcome(told[name], code, errors, at - since, program.folder)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_bad_collector_delays_neither_a_slot_nor_the_end(outcomes: dict[str, Outcome], name: str) -> None:
+    """No slot waits, also while telemetry is flushed; the process and its helper are gone within two seconds."""
+    outcome = outcomes[name]
+
+    assert outcome.told["slots"] > 2_000
+    assert outcome.told["waited_ns"] == 0
+    assert outcome.code == CODES[CASES[name].how]
+    assert outcome.took < LIMIT_SECONDS
+    assert ("the optimizer caught fire" in outcome.errors) == (CASES[name].how == "raise")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_beside_a_bad_collector_the_recorder_has_everything(outcomes: dict[str, Outcome], name: str) -> None:
+    """Every slot, and the window that was open at the end, which is marked."""
+    outcome = outcomes[name]
+    recorded = list(Recording.open(outcome.folder).spans())
+
+    assert len([span for span in recorded if span.name == "quiesce.slot"]) == outcome.told["slots"]
+    (window,) = [span for span in recorded if span.name == "quiesce.window"]
+    assert window.cut_off
+    assert window.attributes["quiesce.cut_off"] is True
+    assert [span for span in recorded if span.cut_off and span.name != "quiesce.window"] == []
+
+
+def test_sigterm_in_a_save_exports_what_is_open_as_cut_off(tmp_path: Path) -> None:
+    """A real save: in one trace, at the collector and in the run's folder."""
+    folder = tmp_path / "run"
+    with http_receiver() as (url, received):
+        program = Program(tmp_path, "save", str(folder), env={"OTEL_EXPORTER_OTLP_ENDPOINT": url})
+        program.says()
+        since = time.monotonic()
+        program.process.send_signal(signal.SIGTERM)
+        code, errors, at = program.ended()
+
+    assert (code, errors) == (-signal.SIGTERM, "")
+    assert at - since < LIMIT_SECONDS
+    sent = received.spans()
+    cut = [s for s in sent if any(a.key == "quiesce.cut_off" and a.value.bool_value for a in s.attributes)]
+    saved = {span.name: span for span in cut if span.name.startswith("quiesce.checkpoint")}
+    assert saved.keys() == {"quiesce.checkpoint", "quiesce.checkpoint.write"}
+    write, root = saved["quiesce.checkpoint.write"], saved["quiesce.checkpoint"]
+    assert (write.trace_id, write.parent_span_id) == (root.trace_id, root.span_id)
+    recorded = Recording.open(folder)
+    assert Counter(s.name for s in recorded.spans() if s.cut_off) == Counter(s.name for s in cut)
+    assert len(list(recorded.spans())) == len(sent)
+    finished = [sample for sample in recorded.samples() if sample.values]
+    assert (
+        finished[-1].values.get(
+            'quiesce_checkpoint_phase_seconds_count{outcome="completed",phase="write"}', 0
+        )
+        == 0
+    )
+
+
+def test_children_of_a_watched_program_neither_serve_nor_export_nor_double(tmp_path: Path) -> None:
+    """Forked loader workers, a spawned child and a forked program of its own: each ends at once, none is counted."""
+    with http_receiver() as (url, received):
+        program = Program(tmp_path, "forks", env=watched(tmp_path, url))
+        told = program.says()
+        program.go()
+        code, errors, _ = program.ended()
+
+    assert (code, errors) == (0, "")
+    assert told["batches"] == 1_000
+    assert max(told["ended"].values()) < 1.0 + 1.0  # one, and what a busy machine takes
+    instances = {
+        known.value.string_value
+        for signal_, request in received.requests
+        for resource in (request.resource_spans if signal_ == "traces" else request.resource_metrics)
+        for known in resource.resource.attributes
+        if known.key == "service.instance.id"
+    }
+    assert len(instances) == 1
+    exported = received.metrics()["quiesce_invariant_violations"].sum.data_points
+    counted = {
+        tuple(sorted((known.key, known.value.string_value) for known in point.attributes)): point.as_double
+        for point in exported
+    }
+    assert len(counted) == len(exported)
+    assert sum(counted.values()) == 5
+    recording = Recording.open(tmp_path)
+    assert len(recording.writers) == 1
+
+
+@in_virtual_time
+async def test_a_full_disk_under_the_recorder_hurts_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run trains and saves as ever, spans go on to the collector, and the loss is said once and counted."""
+    write = os.write
+    refused = []
+
+    def full(descriptor: int, data: bytes) -> int:
+        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        if "/telemetry/" in path:
+            refused.append(path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        return write(descriptor, data)
+
+    path = tmp_path / "run"
+    with http_receiver() as (url, received):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        run = Run(path, in_memory=True)
+        built = run.start(save_every_steps=2)
+        hub = built._hub  # noqa: SLF001 - the rig makes it
+        monkeypatch.setattr(os, "write", full)
+        handle = enable_metrics("r1", 0, hub=hub, run_dir=path, exporters=["recorder", "otlp"])
+        try:
+            summary = await built.run()
+        finally:
+            assert handle.telemetry.flush(20)
+            lanes = handle.telemetry.pipeline.lanes()
+            totals = handle.telemetry.totals()
+            handle.close()
+            run.folder.close()
+        monkeypatch.setattr(os, "write", write)
+        run.check_all_accounted(summary)
+
+    assert refused
+    assert lanes["recorder"]["failed"] > 0
+    assert lanes["otlp"].get("failed", 0) == 0
+    assert totals["exported"] == lanes["otlp"]["delivered"]
+    assert {span.name for span in received.spans()} > {"quiesce.checkpoint", "quiesce.train.step"}
+    assert len([r for r in caplog.records if "recording lacks something" in r.getMessage()]) == 1
+
+
+@in_virtual_time
+async def test_an_observer_that_raises_in_every_hook_is_counted_and_nothing_else(tmp_path: Path) -> None:
+    """A whole run with it ends as one without."""
+
+    class Broken:
+        """Raises whatever it is told."""
+
+    def raises(*_: object) -> None:
+        raise ZeroDivisionError
+
+    for hook in HOOKS:
+        setattr(Broken, hook, raises)
+    steps = []
+    for number in range(2):
+        run = Run(tmp_path / str(number), in_memory=True)
+        built = run.start(save_every_steps=2)
+        hub = built._hub  # noqa: SLF001 - as above
+        if number:
+            hub.strict = False
+            hub.subscribe(Broken())
+        with enable_metrics("r1", 0, hub=hub, exporters=[]) as handle:
+            run.check_all_accounted(await built.run())
+            errors = {
+                sample.value
+                for family in handle.collector.collect()
+                for sample in family.samples
+                if sample.name == "quiesce_telemetry_observer_errors_total"
+            }
+        run.folder.close()
+        steps.append(run.steps)
+
+    assert steps[0] == steps[1]
+    assert errors == {sum(hub.errors.values())}
+    assert hub.errors["slot_closed"] > 10
+
+
+STORM = """
+import sys, threading, time, urllib.error, urllib.request
+url, until = sys.argv[1], time.monotonic() + float(sys.argv[2])
+found = []
+def scrape():
+    while time.monotonic() < until:
+        try:
+            with urllib.request.urlopen(url, timeout=20) as answer:
+                answer.read()
+                found.append(answer.status)
+        except urllib.error.HTTPError as error:
+            found.append(error.code)
+            error.close()
+        except OSError:
+            found.append(0)
+threads = [threading.Thread(target=scrape) for _ in range(50)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(*found)
+"""
+
+
+async def test_a_scrape_storm_makes_no_slot_wait(tmp_path: Path) -> None:
+    """Fifty clients without a pause: some are answered, the rest are told to come back, and the loop goes on."""
+    import asyncio
+
+    hub = Hub(strict=True)
+    barrier = DataPlaneCheckpointBarrier(hub=hub)
+    waits: list[int] = []
+    gaps: list[float] = []
+
+    class Waits:
+        def slot_closed(self, kind: str, wait_ns: int, hold_ns: int, outcome: str, ended_ns: int) -> None:
+            waits.append(wait_ns)
+
+    hub.subscribe(Waits())
+    with enable_metrics("r1", 0, hub=hub, run_dir=tmp_path) as handle:
+        storm = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", STORM, handle.url, "1.5", stdout=subprocess.PIPE
+        )
+        said = asyncio.create_task(storm.communicate())
+        while not said.done():
+            since = time.perf_counter()
+            async with barrier.mutation("retry"):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
+            gaps.append(time.perf_counter() - since)
+        out, _ = await said
+        threads = threading.active_count()
+        with await asyncio.to_thread(urllib.request.urlopen, handle.url, None, 20) as answer:
+            assert answer.status == 200
+
+    answers = Counter(out.decode().split())
+    assert answers["200"] > 0
+    assert answers["503"] > 0
+    assert set(answers) <= {"200", "503"}
+    assert len(waits) > 100
+    assert max(waits) == 0
+    assert sorted(gaps)[len(gaps) // 2] < 0.05
+    assert threads < 60

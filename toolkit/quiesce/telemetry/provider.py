@@ -1,0 +1,167 @@
+"""Makes real spans of an application's own tracer provider, where it has one.
+
+Rule: as :mod:`quiesce.telemetry.tracing`; the provider is used as it is, and nothing of it is changed. Its span
+processors are called on the converter's thread. Nothing here suspends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quiesce.telemetry.finished import (
+    CUT_OFF,
+    ERROR,
+    NO_ATTRIBUTES,
+    OUTCOME,
+    AttributeValue,
+    FinishedSpan,
+    Link,
+    SpanEvent,
+)
+from quiesce.telemetry.tracing import Attributes, OwnTracing, Parent, SpanHandle, status_of
+
+__all__ = ["ProviderTracing"]
+
+
+class ProviderTracing:
+    """Makes real spans of an application's tracer provider, with explicit times.
+
+    They go where its span processors send them. Sinks of ours (a recorder beside the run, say) may be given the same
+    spans as finished ones.
+
+    Args:
+        provider: The application's ``TracerProvider``.
+        version: Our version, for the instrumentation scope.
+        copies: Whether there are such sinks.
+
+    Attributes:
+        exported: Spans that were handed to the provider's processors.
+        unheard: Spans that the provider did not sample.
+    """
+
+    def __init__(self, provider: Any, version: str = "", *, copies: bool = False) -> None:  # noqa: ANN401 - any object of OpenTelemetry's API
+        from opentelemetry import trace
+
+        self._trace = trace
+        self._tracer = provider.get_tracer("quiesce", version)
+        self._copies = OwnTracing() if copies else None
+        self.exported = 0
+        self.unheard = 0
+
+    def start(
+        self,
+        name: str,
+        *,
+        parent: SpanHandle | Parent | None,
+        start_ns: int,
+        attributes: Attributes = NO_ATTRIBUTES,
+        links: Sequence[Link] = (),
+        identity: Link | None = None,
+    ) -> SpanHandle:
+        """Open a span of the provider, which chooses its identifiers."""
+        span = self._tracer.start_span(
+            name,
+            context=self._context(parent),
+            attributes=attributes,
+            links=[self._trace.Link(self._remote(link)) for link in links],
+            start_time=start_ns,
+        )
+        known = span.get_span_context()
+        link = (known.trace_id, known.span_id)
+        copy = None
+        if self._copies is not None:
+            copy = self._copies.start(
+                name, parent=parent, start_ns=start_ns, attributes=attributes, links=links, identity=link
+            )
+        return SpanHandle(*link, sampled=bool(known.trace_flags.sampled), open_=(span, copy))
+
+    def end(
+        self,
+        handle: SpanHandle,
+        end_ns: int,
+        *,
+        outcome: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        events: Sequence[SpanEvent] = (),
+        links: Sequence[Link] = (),
+        error: str = "",
+        cut_off: bool = False,
+    ) -> None:
+        """End a span of the provider."""
+        if handle.open is None:
+            return
+        span, copy = handle.open
+        handle.open = None
+        if self._copies is not None:
+            self._copies.end(
+                copy,
+                end_ns,
+                outcome=outcome,
+                attributes=attributes,
+                events=events,
+                links=links,
+                error=error,
+                cut_off=cut_off,
+            )
+        said: dict[str, AttributeValue] = dict(attributes)
+        if outcome:
+            said[OUTCOME] = outcome
+        if error:
+            said[ERROR] = error
+        if cut_off:
+            said[CUT_OFF] = True
+        span.set_attributes(said)
+        for event, when, about in events:
+            span.add_event(event, about, when)
+        for link in links:
+            span.add_link(self._remote(link))
+        status = status_of(outcome)
+        if status:
+            code = self._trace.StatusCode.ERROR if status == "error" else self._trace.StatusCode.OK
+            span.set_status(self._trace.Status(code, error or None if status == "error" else None))
+        span.end(end_ns)
+        if handle.sampled:
+            self.exported += 1
+        else:
+            self.unheard += 1
+
+    def emit(
+        self,
+        name: str,
+        *,
+        parent: SpanHandle | Parent | None,
+        start_ns: int,
+        end_ns: int,
+        outcome: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        links: Sequence[Link] = (),
+    ) -> SpanHandle:
+        """Make a span that is over already."""
+        handle = self.start(name, parent=parent, start_ns=start_ns, attributes=attributes, links=links)
+        self.end(handle, max(start_ns, end_ns), outcome=outcome)
+        return handle
+
+    def take(self) -> list[FinishedSpan]:
+        """Return the spans that sinks of ours are given beside the provider's processors."""
+        return [] if self._copies is None else self._copies.take()
+
+    def _context(self, parent: SpanHandle | Parent | None) -> Any:  # noqa: ANN401 - an OpenTelemetry context
+        from opentelemetry.context import Context
+
+        if parent is None:
+            return Context()  # a fresh root, whatever is current on this thread
+        if isinstance(parent, Parent):
+            return parent.context
+        if parent.open is not None:
+            return self._trace.set_span_in_context(parent.open[0], Context())
+        # It has ended already.
+        flags = self._trace.TraceFlags(
+            self._trace.TraceFlags.SAMPLED if parent.sampled else self._trace.TraceFlags.DEFAULT
+        )
+        known = self._trace.SpanContext(parent.trace_id, parent.span_id, is_remote=False, trace_flags=flags)
+        return self._trace.set_span_in_context(self._trace.NonRecordingSpan(known), Context())
+
+    def _remote(self, link: Link) -> Any:  # noqa: ANN401 - an OpenTelemetry span context
+        flags = self._trace.TraceFlags(self._trace.TraceFlags.SAMPLED)
+        return self._trace.SpanContext(*link, is_remote=False, trace_flags=flags)
