@@ -23,7 +23,7 @@ from quiesce.telemetry import names
 from quiesce_dashboards.objectives import AlertConfig
 from quiesce_dashboards.queries import UP, grew, matching, series, sum_by
 
-__all__ = ["INVARIANT_ALERTS", "SOURCE", "Alert", "alert_of", "alerts"]
+__all__ = ["INVARIANT_ALERTS", "OTHER_INVARIANT", "SOURCE", "Alert", "alert_of", "alerts"]
 
 SOURCE: Final = ("run", "role", "instance", "job")
 """Labels that say which process of which run."""
@@ -46,6 +46,9 @@ INVARIANT_ALERTS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """The alert of each invariant. The last one is a warning of the auditor's, and fires the moment a phase is over its
 budget; its alert is about the age of a phase that still runs."""
+
+OTHER_INVARIANT: Final = "QuiesceInvariantViolated"
+"""The alert of every check that a user has added."""
 
 _Shown = Literal["", "duration", "count"]
 
@@ -93,7 +96,7 @@ class Alert:
 
     def texts(self, fields: Mapping[str, str]) -> dict[str, str]:
         """Return the annotations with these values of the fields; an unknown one is left out as ``?``."""
-        known = {name: "?" for name in ("value", "kind", *names.CONSTANT_LABELS, *self.labels, "instance")}
+        known = dict.fromkeys(("value", "kind", *names.CONSTANT_LABELS, *self.labels, "instance"), "?")
         return self._texts({**known, **fields})
 
     def _texts(self, fields: Mapping[str, str]) -> dict[str, str]:
@@ -133,12 +136,12 @@ def alerts(config: AlertConfig | None = None) -> tuple[Alert, ...]:
 
 
 def alert_of(invariant: str) -> str:
-    """Return the alert that stands for an invariant; one that users added has a critical one in common.
+    """Return the alert that stands for an invariant; those that users added have one in common.
 
     Args:
         invariant: Its name.
     """
-    return INVARIANT_ALERTS.get(invariant, "QuiesceOwnershipConflict")
+    return INVARIANT_ALERTS.get(invariant, OTHER_INVARIANT)
 
 
 # ------------------------------------------------------------------------------------------------- invariants
@@ -162,15 +165,19 @@ _VIOLATIONS: Final[Mapping[str, tuple[Severity, str, str]]] = {
     "QuiesceCursorBufferSkew": (
         "critical",
         "the dispatch cursor contradicts what was admitted",
-        "the cursor is behind a stamped step, ahead of its gate, or not the number of admissions; a resume from such a "
-        f"cut drops a batch in silence. {_CHECKS_NEXT}",
+        (
+            "the cursor is behind a stamped step, ahead of its gate, or not the number of admissions; a resume "
+            f"from such a cut drops a batch in silence. {_CHECKS_NEXT}"
+        ),
     ),
     "QuiesceMutationInsideWindow": (
         "critical",
         "state changed inside a checkpoint window",
-        "a slot opened or a group changed hands while the window was exclusive, so the cut is not one moment. Next: read "
-        "event invariant.violated in log.jsonl, its evidence names the move; look for a change that is made outside "
-        "barrier.mutation().",
+        (
+            "a slot opened or a group changed hands while the window was exclusive, so the cut is not one moment. "
+            "Next: read event invariant.violated in log.jsonl, its evidence names the move; look for a change that "
+            "is made outside barrier.mutation()."
+        ),
     ),
     "QuiesceCutNotAtomic": (
         "critical",
@@ -190,21 +197,35 @@ _VIOLATIONS: Final[Mapping[str, tuple[Severity, str, str]]] = {
     "QuiesceVersionRegressed": (
         "critical",
         "a version went back",
-        "trainer version or mutation version are lower than before in the same lineage; an old process may still write. "
-        "Next: see that only one process has the run folder (run.lock, event run.state in log.jsonl), then quiesce audit.",
+        (
+            "trainer version or mutation version are lower than before in the same lineage; an old process may "
+            "still write. Next: see that only one process has the run folder (run.lock, event run.state in log.jsonl), then quiesce audit."
+        ),
     ),
     "QuiesceGateViolated": (
         "critical",
         "something was written behind a closed snapshot gate",
-        "a permit was granted, or a clear began, while a worker's gate was closed for a checkpoint. Next: read event "
-        "invariant.violated in log.jsonl for the worker and the epoch; do not resume from the newest checkpoint before "
-        "quiesce audit has passed it.",
+        (
+            "a permit was granted, or a clear began, while a worker's gate was closed for a checkpoint. Next: read event "
+            "invariant.violated in log.jsonl for the worker and the epoch; do not resume from the newest "
+            "checkpoint before quiesce audit has passed it."
+        ),
+    ),
+    OTHER_INVARIANT: (
+        "critical",
+        "a check of your own does not hold",
+        (
+            "it is one that was added in the configuration. Next: read event invariant.violated in log.jsonl of "
+            "the run folder, it has the check's message and evidence; whoever wrote the check knows what follows."
+        ),
     ),
     "QuiesceRowsOrphaned": (
         "warning",
         "rows stay behind that nobody owns",
-        "the data plane holds rows that no owner and no clear knows; they only cost room. Next: compare "
-        "quiesce_dataplane_rows with quiesce_groups, and look at cleanup failures.",
+        (
+            "the data plane holds rows that no owner and no clear knows; they only cost room. Next: compare "
+            "quiesce_dataplane_rows with quiesce_groups, and look at cleanup failures."
+        ),
     ),
 }
 """Severity, what is wrong, and the description, by alert."""
@@ -212,7 +233,10 @@ _VIOLATIONS: Final[Mapping[str, tuple[Severity, str, str]]] = {
 
 def _violated(config: AlertConfig, name: str, severity: Severity, wrong: str, description: str) -> Alert:
     found = tuple(invariant for invariant, alert in INVARIANT_ALERTS.items() if alert == name)
-    last = series(names.INVARIANT_LAST_VIOLATION, invariant=found)
+    metric = names.INVARIANT_LAST_VIOLATION
+    last = (
+        series(metric, invariant=found) if found else series(metric, without={"invariant": names.INVARIANTS})
+    )
     return Alert(
         name=name,
         severity=severity,
@@ -242,8 +266,8 @@ def _checkpoint_failing(config: AlertConfig) -> Alert:
         summary="Run {run}: the last attempt to save failed",
         description=(
             "On {instance} ({role}) an attempt to save failed or was refused, and none has been published since "
-            "({value} such attempts in this process). A crash now goes back to the checkpoint before. Next: read event "
-            "checkpoint.not_published in log.jsonl for the reason; the kind of slots that windows waited for most is {kind}."
+            "({value} such attempts in this process). A crash now goes back to the checkpoint before. Next: "
+            "read event checkpoint.not_published in log.jsonl for the reason; the kind of slots that windows waited for most is {kind}."
         ),
         runbook=config.runbook(name),
         value="count",
@@ -265,10 +289,10 @@ def _checkpoint_stalled(config: AlertConfig) -> Alert:
         expression="\nor\n".join(f"({part})" for part in parts),
         summary="Run {run}: a checkpoint is stuck in phase {phase}",
         description=(
-            "On {instance} ({role}) phase {phase} of a checkpoint has gone on for {value}. In fence, drain and exclusive "
-            "everybody waits for it, in stage the trainer, in the others the next save. Windows waited longest for slots of "
-            "kind {kind}. Next: read quiesce_mutation_oldest_seconds for who holds a slot; for write and publish look at the "
-            "disk of the run folder."
+            "On {instance} ({role}) phase {phase} of a checkpoint has gone on for {value}. In fence, drain and "
+            "exclusive everybody waits for it, in stage the trainer, in the others the next save. Windows "
+            "waited longest for slots of kind {kind}. Next: read quiesce_mutation_oldest_seconds for who holds "
+            "a slot; for write and publish look at the disk of the run folder."
         ),
         runbook=config.runbook(name),
         value="duration",
@@ -289,9 +313,9 @@ def _checkpoint_overdue(config: AlertConfig) -> Alert:
         summary="Run {run}: no checkpoint for {value}",
         description=(
             "The newest checkpoint of run {run} (process {instance}) is {value} old, more than "
-            f"{config.overdue_intervals:g} times the interval that the run expects. A crash costs all of that. Next: see "
-            "whether steps are still trained (quiesce_trainer_version); if they are, read checkpoint.not_published in "
-            "log.jsonl. Windows waited longest for slots of kind {kind}."
+            f"{config.overdue_intervals:g} times the interval that the run expects. A crash costs all of that. "
+            "Next: see whether steps are still trained (quiesce_trainer_version); if they are, read "
+            "checkpoint.not_published in log.jsonl. Windows waited longest for slots of kind {kind}."
         ),
         runbook=config.runbook(name),
         value="duration",
@@ -319,7 +343,8 @@ def _drain_slow(config: AlertConfig) -> Alert:
         ),
         summary="Run {run}: windows drain slowly, because of slots of kind {kind}",
         description=(
-            f"More than {config.breaches} drains of run {{run}} (process {{instance}}) in 6 h took over {objective:g} s. Slots "
+            f"More than {config.breaches} drains of run {{run}} (process {{instance}}) in 6 h took over "
+            f"{objective:g} s. Slots "
             "of kind {kind} were open for {value} of drains, more than any other kind. New slots and the trainer wait "
             "meanwhile. Next: read event window.given_up in log.jsonl, or the spans of such slots, for what they await inside."
         ),
@@ -340,7 +365,9 @@ def _window_over_objective(config: AlertConfig) -> Alert:
         expression=f"{over} > {config.breaches + 0.5:g}",
         summary="Run {run}: phase {phase} of checkpoint windows is over its objective",
         description=(
-            "{value} windows of run {run} (process {instance}) in 6 h had a {phase} over its objective (" + objectives + "). "
+            "{value} windows of run {run} (process {instance}) in 6 h had a {phase} over its objective ("
+            + objectives
+            + "). "
             "Windows waited longest for slots of kind {kind}. Next: for drain, look at that kind; for exclusive, at "
             "quiesce_cut_part_seconds, which says which of the six parts takes the time."
         ),
@@ -361,8 +388,8 @@ def _window_budget(config: AlertConfig) -> Alert:
         summary="Run {run}: checkpoint windows take more than their share of the time",
         description=(
             "The barrier of run {run} (process {instance}) was closed for {value} of the last hour, over "
-            f"{config.window_budget_ratio:.1%} of it. Writers and trainer wait meanwhile; windows waited longest for slots of "
-            "kind {kind}. Next: save less often, or shorten what that kind does inside its slot."
+            f"{config.window_budget_ratio:.1%} of it. Writers and trainer wait meanwhile; windows waited "
+            "longest for slots of kind {kind}. Next: save less often, or shorten what that kind does inside its slot."
         ),
         runbook=config.runbook(name),
         value="duration",
@@ -383,9 +410,9 @@ def _gate_closed(config: AlertConfig) -> Alert:
         summary="Run {run}: the snapshot gate of worker {worker} stays closed",
         description=(
             "On {instance} ({role}) the gate of worker {worker} has been closed for over "
-            f"{config.gate_closed_seconds:g} s. Its finished calls wait, and fail after their permit's wait. Next: see whether a "
-            "checkpoint is under way (quiesce_checkpoint_phase); if none is, the worker has not heard that it reopened, and "
-            "log.jsonl says what it answers."
+            f"{config.gate_closed_seconds:g} s. Its finished calls wait, and fail after their permit's wait. "
+            "Next: see whether a checkpoint is under way (quiesce_checkpoint_phase); if none is, the worker "
+            "has not heard that it reopened, and log.jsonl says what it answers."
         ),
         runbook=config.runbook(name),
         labels=(*SOURCE, "worker"),
@@ -402,9 +429,9 @@ def _cleanup_backlog(config: AlertConfig) -> Alert:
         expression=f"{series(names.CLEANUP_QUEUE)} > {config.cleanup_backlog_calls:g}",
         summary="Run {run}: {value} calls wait for their rows to be cleared",
         description=(
-            "On {instance} ({role}) the cleanup has had a backlog for ten minutes ({value} calls). At 128 finishing calls wait "
-            "for room, and replies get slow. Next: compare quiesce_cleanup_clear_seconds with quiesce_snapshot_gate_closed: "
-            "slow clears, or gates that are closed too long."
+            "On {instance} ({role}) the cleanup has had a backlog for ten minutes ({value} calls). At 128 "
+            "finishing calls wait for room, and replies get slow. Next: compare quiesce_cleanup_clear_seconds "
+            "with quiesce_snapshot_gate_closed: slow clears, or gates that are closed too long."
         ),
         runbook=config.runbook(name),
         value="count",
@@ -421,9 +448,9 @@ def _cleanup_failing(config: AlertConfig) -> Alert:
         expression=grew(series(names.CLEANUP_FAILURES), SOURCE, "1h", config.cleanup_failures + 0.5),
         summary="Run {run}: clearing rows fails",
         description=(
-            "On {instance} ({role}) {value} clears failed in the last hour. Each is tried three times and then given up; what "
-            "is given up stays as extra rows. Nothing is lost, the store fills up. Next: log.jsonl has the store's error; look "
-            "at quiesce_dataplane_map_used_ratio."
+            "On {instance} ({role}) {value} clears failed in the last hour. Each is tried three times and then "
+            "given up; what is given up stays as extra rows. Nothing is lost, the store fills up. Next: "
+            "log.jsonl has the store's error; look at quiesce_dataplane_map_used_ratio."
         ),
         runbook=config.runbook(name),
         value="count",
@@ -442,9 +469,9 @@ def _admission_fallback(config: AlertConfig) -> Alert:
         expression=grew(series(names.ADMISSION_COMMITS, path="fallback"), SOURCE, "1h", 0),
         summary="Run {run}: the sampler admits in one piece, and holds checkpoints up",
         description=(
-            "On {instance} ({role}) {value} batches were admitted by a sampler that waits at its gate inside a slot of kind "
-            "admission. A checkpoint has to wait for that gate, and gives up at its drain timeout. Next: give the sampler "
-            "wait_until_admissible() and commit_admission(); event sampler.fell_back in log.jsonl names it."
+            "On {instance} ({role}) {value} batches were admitted by a sampler that waits at its gate inside a "
+            "slot of kind admission. A checkpoint has to wait for that gate, and gives up at its drain "
+            "timeout. Next: give the sampler wait_until_admissible() and commit_admission(); event sampler.fell_back in log.jsonl names it."
         ),
         runbook=config.runbook(name),
         value="count",
@@ -464,8 +491,8 @@ def _telemetry_dropping(config: AlertConfig) -> Alert:
         expression=f"{spans}\nor\n{hooks}",
         summary="Run {run}: telemetry loses what it should show",
         description=(
-            "On {instance} ({role}) spans were lost or hooks raised, {value} in the last hour. Training is not affected, but "
-            "what you see is not all there is. Next: compare quiesce_telemetry_spans_total by fate with "
+            "On {instance} ({role}) spans were lost or hooks raised, {value} in the last hour. Training is not "
+            "affected, but what you see is not all there is. Next: compare quiesce_telemetry_spans_total by fate with "
             "quiesce_telemetry_observer_errors_total; log.jsonl names the exporter or the hook, once each."
         ),
         runbook=config.runbook(name),
@@ -482,14 +509,13 @@ def _run_down(config: AlertConfig) -> Alert:
         name=name,
         severity="warning",
         expression=(
-            f"{seen}\nand {matching(('instance', 'job'))} ({UP} == 0)\n"
-            f"unless {matching(SOURCE)} ({finished})"
+            f"{seen}\nand {matching(('instance', 'job'))} ({UP} == 0)\nunless {matching(SOURCE)} ({finished})"
         ),
         summary="Run {run} is down",
         description=(
-            "{instance} ({role}) of run {run} does not answer, and had not finished when it was last seen. It was killed, failed, "
-            "or cannot be reached. Next: see whether its process lives (run.lock in the run folder names it); if not, "
-            "quiesce audit the folder and go on with quiesce train --resume."
+            "{instance} ({role}) of run {run} does not answer, and had not finished when it was last seen. It "
+            "was killed, failed, or cannot be reached. Next: see whether its process lives (run.lock in the "
+            "run folder names it); if not, quiesce audit the folder and go on with quiesce train --resume."
         ),
         runbook=config.runbook(name),
         hold_seconds=config.run_down_seconds,

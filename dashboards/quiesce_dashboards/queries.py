@@ -29,12 +29,20 @@ _SUFFIXES: Final = {"histogram": ("_bucket", "_sum", "_count")}
 Value = str | Sequence[str]
 
 
-def series(metric: names.Metric, suffix: str = "", /, **matchers: Value) -> str:
+def series(
+    metric: names.Metric,
+    suffix: str = "",
+    /,
+    *,
+    without: Mapping[str, Value] | None = None,
+    **matchers: Value,
+) -> str:
     """Return a selector of a metric's series.
 
     Args:
         metric: From the catalogue.
         suffix: ``_bucket``, ``_sum`` or ``_count`` of a histogram.
+        without: Values by label that are left out.
         matchers: Values by label; several values match any of them.
 
     Raises:
@@ -45,11 +53,14 @@ def series(metric: names.Metric, suffix: str = "", /, **matchers: Value) -> str:
     if (suffix or metric.type == "histogram") and suffix not in _SUFFIXES.get(metric.type, ()):
         raise ValueError(f"{metric.name} is a {metric.type}: it has no series {metric.name}{suffix}")
     parts = []
-    for label, wanted in matchers.items():
+    both = (("=", "=~", matchers), ("!=", "!~", without or {}))
+    for label, wanted, operators in (
+        (label, wanted, operators) for *operators, given in both for label, wanted in given.items()
+    ):
         values = (wanted,) if isinstance(wanted, str) else tuple(wanted)
         for value in values:
             _check_value(metric, suffix, label, value)
-        operator = "=" if len(values) == 1 else "=~"
+        operator = operators[0] if len(values) == 1 else operators[1]
         parts.append(f'{label}{operator}"{"|".join(values)}"')
     inside = "{" + ",".join(parts) + "}" if parts else ""
     return f"{metric.name}{suffix}{inside}"
@@ -89,10 +100,7 @@ def grew(selector: str, labels: Sequence[str], window: str, more_than: float) ->
     grown = sum_by(labels, f"increase({selector}[{window}])")
     before = sum_by(labels, f"{selector} offset {window}")
     # Summed after the comparison with what was there before, so both sides have the same labels.
-    return (
-        f"{grown} > {more_than:g}\nor\n"
-        f"({total} > {more_than:g} unless {matching(labels)} {before})"
-    )
+    return f"{grown} > {more_than:g}\nor\n({total} > {more_than:g} unless {matching(labels)} {before})"
 
 
 def check_expression(expression: str) -> None:
@@ -132,7 +140,7 @@ def _parser() -> ModuleType:
     try:
         import promql_parser
     except ImportError:
-        raise ExtraMissingError("checking rules", "dashboards", "promql-parser") from None
+        raise ExtraMissingError("checking rules", "promql-parser", "dashboards") from None
     return promql_parser
 
 
@@ -160,7 +168,12 @@ def _check_selector(selector: Any) -> set[str]:  # noqa: ANN401 - the parser's n
     for label, value, operator in matchers:
         for one in value.split("|") if operator.endswith("Re") else (value,):
             _check_value(metric, suffix, label, one)
-    return {*metric.label_names, *names.CONSTANT_LABELS, *TARGET_LABELS, *(("le",) if suffix == "_bucket" else ())}
+    return {
+        *metric.label_names,
+        *names.CONSTANT_LABELS,
+        *TARGET_LABELS,
+        *(("le",) if suffix == "_bucket" else ()),
+    }
 
 
 def _find(name: str) -> tuple[names.Metric, str]:

@@ -67,7 +67,10 @@ def rule_files(config: AlertConfig | None = None) -> dict[str, str]:
             for found in _QUERY.finditer(annotation):
                 check_expression(found["query"].replace("%q", '"r"'))
     groups = [
-        {"name": f"quiesce-{severity}", "rules": [_rule(alert) for alert in made if alert.severity == severity]}
+        {
+            "name": f"quiesce-{severity}",
+            "rules": [_rule(alert) for alert in made if alert.severity == severity],
+        }
         for severity in ("critical", "warning")
     ]
     return {ALERTS_FILE: render({"groups": groups})}

@@ -1,7 +1,9 @@
 """Serves a registry to Prometheus over HTTP: ``GET /metrics`` and ``GET /healthz``.
 
-Rule: nothing that a scraper does can reach the run. Requests are answered on daemon threads, a few at a time,
-with a time limit on the connection, so that slow or too many scrapers only delay each other. The format
+Rule: nothing that a scraper does can reach the run. Requests are answered on daemon threads with a time limit on
+the connection. Answers are made one after another, because a thread that computes makes the event loop's wait for
+the GIL; while others wait for theirs, there is a pause after each, and whoever finds too many waiting is told to
+come back. So slow or too many scrapers only delay each other. The format
 (OpenMetrics or classic text) is what the request's ``Accept`` header asks for. A forked child closes its copy
 of the listening socket, so that it neither serves a frozen copy of the numbers nor keeps the port from being
 bound again. Starting blocks only until the port is bound.
@@ -14,6 +16,7 @@ import gzip
 import os
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlsplit
@@ -31,11 +34,14 @@ CONNECTION_SECONDS: Final = 10.0
 """How long a connection may take to send its request or to take its answer; Prometheus gives up after as
 long."""
 
+_LONGEST_PAUSE_SECONDS: Final = 0.5
 _PLAIN: Final = "text/plain; charset=utf-8"
 
 CONCURRENT_SCRAPES: Final = 4
-"""Scrapes that are rendered at a time; further ones are told to come back, so that a storm cannot starve the
-run's GIL."""
+"""Scrapes of which one is being answered and the others wait; further ones are told to come back."""
+
+PAUSE_RATIO: Final = 3.0
+"""How long nothing is rendered after an answer that others wait behind, as a multiple of what it took."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -48,13 +54,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer a GET request."""
         url = urlsplit(self.path)
         if url.path == "/metrics":
-            if not self.server.renders.acquire(blocking=False):
+            if not self.server.admit():
                 self._answer(503, _PLAIN, b"too many scrapes at once\n")
                 return
             try:
                 self._scrape(parse_qs(url.query).get("name[]", []))
             finally:
-                self.server.renders.release()
+                self.server.leave()
         elif url.path == "/healthz":
             self._answer(200, _PLAIN, b"ok\n")
         else:
@@ -65,11 +71,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.registry.restricted_registry(wanted) if wanted else self.server.registry
         )
         encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-        body = encode(registry)
         headers = {}
-        if "gzip" in self.headers.get("Accept-Encoding", ""):
-            body = gzip.compress(body, compresslevel=1)
-            headers["Content-Encoding"] = "gzip"
+        with self.server.rendering:
+            since = time.monotonic()
+            body = encode(registry)
+            if "gzip" in self.headers.get("Accept-Encoding", ""):
+                body = gzip.compress(body, compresslevel=1)
+                headers["Content-Encoding"] = "gzip"
+            if self.server.scrapes > 1:
+                time.sleep(min((time.monotonic() - since) * PAUSE_RATIO, _LONGEST_PAUSE_SECONDS))
         self._answer(200, content_type, body, **headers)
 
     def _answer(self, status: int, content_type: str, body: bytes, **headers: str) -> None:
@@ -90,14 +100,30 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # a scraper that hangs must not delay the end of a run
+    request_queue_size = 128  # past it connections wait for seconds, until the client's kernel tries again
 
     def __init__(
         self, address: tuple[str, int], family: socket.AddressFamily, registry: CollectorRegistry
     ) -> None:
         self.address_family = family
         self.registry = registry
-        self.renders = threading.BoundedSemaphore(CONCURRENT_SCRAPES)
+        self.rendering = threading.Lock()
+        self.scrapes = 0
+        self._counting = threading.Lock()
         super().__init__(address, _Handler)
+
+    def admit(self) -> bool:
+        """Count a scrape in, unless there are enough."""
+        with self._counting:
+            if self.scrapes >= CONCURRENT_SCRAPES:
+                return False
+            self.scrapes += 1
+            return True
+
+    def leave(self) -> None:
+        """Count a scrape out."""
+        with self._counting:
+            self.scrapes -= 1
 
     def server_bind(self) -> None:
         """Bind without the reverse look-up of the host's name, which can take seconds."""
@@ -128,6 +154,11 @@ class MetricsServer:
         )
         self._thread.start()
         _SERVERS.add(self)
+
+    @property
+    def scrapes(self) -> int:
+        """Scrapes that are being answered, or wait to be."""
+        return self._server.scrapes
 
     def close(self) -> None:
         """Stop listening; requests that are being answered end on their own threads. Twice is once."""

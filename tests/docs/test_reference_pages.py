@@ -57,7 +57,7 @@ def test_the_pages_of_hooks_and_errors_are_what_the_docstrings_say() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", ["train", "audit", "skew", "bench"])
+@pytest.mark.parametrize("command", ["train", "exec", "audit", "skew", "bench"])
 def test_the_page_of_the_command_line_has_every_option(command: str) -> None:
     """Each option of a command's help has its line in that command's section, and no other is there."""
     text = (REFERENCE / "command-line.md").read_text(encoding="utf-8")

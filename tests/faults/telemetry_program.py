@@ -117,20 +117,17 @@ def forks() -> None:
 
     torch.set_num_threads(1)
     count(5)
-    batches = iter(DataLoader(Numbers(), batch_size=None, num_workers=4, multiprocessing_context="fork"))  # type: ignore[no-untyped-call] # not annotated there
+    batches = iter(DataLoader(Numbers(), batch_size=None, num_workers=4, multiprocessing_context="fork"))
     found = sum(1 for _ in batches)
     since = time.monotonic()
     del batches
     ended = {"loader": time.monotonic() - since}
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context("spawn")
     answers: SimpleQueue[bool] = context.SimpleQueue()
-    for name, start in (
-        ("spawned", lambda: spawned(context.Process(target=child, args=(answers,)), answers)),
-        ("forked", forked),
-    ):
-        served, ended[name] = start()
-        assert not served
-    say(batches=found, ended=ended)
+    served = {}
+    served["spawned"], ended["spawned"] = spawned(context.Process(target=child, args=(answers,)), answers)
+    served["forked"], ended["forked"] = forked()
+    say(batches=found, ended=ended, served=served)
     end("return")
 
 

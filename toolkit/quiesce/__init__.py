@@ -15,6 +15,7 @@
 #   checkpoint/                     capture (in the window), write and publish (outside), restore, audit
 #   invariants/                     what must hold over a cut, as named pure functions
 #   prompts, owners                 reading ahead and committing; all owners in one place, and every move between them
+#   auditor/                        the invariants, proved while a run goes on; records of what does not hold
 #   dispatch, rollouts, training,   the rollout pump, its workers, the train pump,
 #     stalls, sweep, controller     the stall watch, the sweep of orphaned rows; the controller that runs them
 #   telemetry/                      the catalogue of names; metrics and logs, which subscribe to the hub

@@ -68,7 +68,9 @@ class UserCheck:
         if not isinstance(name, str) or not name:
             raise ConfigError("auditor.checks", f"{what} has no name")
         if severity not in {"critical", "warning"}:
-            raise ConfigError("auditor.checks", f"severity of {what} is {severity!r}, not critical or warning")
+            raise ConfigError(
+                "auditor.checks", f"severity of {what} is {severity!r}, not critical or warning"
+            )
         self.name = name
         self.severity: Severity = "critical" if severity == "critical" else "warning"
         default = "refuse_checkpoints" if self.severity == "critical" else "warn"

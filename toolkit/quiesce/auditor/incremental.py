@@ -36,6 +36,7 @@ from quiesce.types import OWNERS
 if TYPE_CHECKING:
     from quiesce.auditor.record import Origin
     from quiesce.owners import Owners
+    from quiesce.types import BufferEntry, GroupRecord
 
 __all__ = ["PHASE_BUDGETS", "Incremental"]
 
@@ -220,9 +221,7 @@ class Incremental:
             where = "in no slot, so that nothing keeps it out of a window"
         else:
             return
-        self._found(
-            "window_is_exclusive", f"{what} {where}", groups, cut_id=self.window, window=self.window
-        )
+        self._found("window_is_exclusive", f"{what} {where}", groups, cut_id=self.window, window=self.window)
 
     # ------------------------------------------------------------------------------------- admission, versions
 
@@ -262,12 +261,15 @@ class Incremental:
 
     def _stamp(self, cursor: int, step: int) -> None:
         if step > cursor:
+            records = self._owners.ledger.records()
             self._found(
                 "cursor_covers_buffer",
                 f"the dispatch cursor is {cursor}, but its admission is stamped with step {step}",
+                [record.group_id for record in records if record.target_step == step],
                 cursor=cursor,
-                target_step=step,
+                target_steps={"admitted": step},
             )
+            return  # that its proper admission comes later is no second fault
         if step in self._stamped:
             self._found(
                 "cursor_within_lookahead",
@@ -397,13 +399,12 @@ class Incremental:
         owners = self._owners
         claimed = [entry for claim in owners.buffer.claims() for entry in claim.entries]
         records, ready = owners.ledger.records(), owners.buffer.ready()
-        twice = self.shadow.seed(
-            owners.accounting.capture(), records, owners.spares.refs(), ready, claimed
-        )
+        twice = self.shadow.seed(owners.accounting.capture(), records, owners.spares.refs(), ready, claimed)
         for group_id, first, second in twice:
             self._contradiction(group_id, first, "read", NAMES[second])
         self.reserved = sum(record.phase == "reserved" for record in records)
-        for item in (*records, *ready, *claimed):
+        items: tuple[GroupRecord | BufferEntry, ...] = (*records, *ready, *claimed)
+        for item in items:
             if item.target_step is not None:
                 self.stamp_max = max(self.stamp_max, item.target_step)
                 self._stamped.setdefault(item.target_step, item.admission_id)
@@ -420,6 +421,4 @@ class Incremental:
         cut_id: str = "",
         **evidence: Any,  # noqa: ANN401 - JSON values
     ) -> None:
-        self._report(
-            Violation(invariant, severity, message, tuple(groups), owners, cut_id, evidence), origin
-        )
+        self._report(Violation(invariant, severity, message, tuple(groups), owners, cut_id, evidence), origin)

@@ -238,9 +238,10 @@ def fault_of(found: Violation) -> tuple[Any, ...]:
     for name in ("worker", "hook", "phase", "check", "where"):
         if name in evidence:
             key += (name, evidence[name])
-    for name in ("back", "parts"):
-        if isinstance(evidence.get(name), Collection):
-            key += (name, tuple(sorted(evidence[name])))
+    if isinstance(evidence.get("back"), Collection):
+        key += ("back", tuple(sorted(evidence["back"])))
+    if "parts" in evidence:
+        key += ("parts",)  # one cut shows it by several of them
     return key if len(key) > 1 else (*key, tuple(sorted(evidence)))
 
 

@@ -174,7 +174,9 @@ class Shadow:
             before = self.foreign.get(group_id, before)
             self.foreign[group_id] = code
             if code in {TRAINED, DROPPED}:
-                del self.foreign[group_id]  # ended ids of other forms are not remembered, or they would pile up
+                del self.foreign[
+                    group_id
+                ]  # ended ids of other forms are not remembered, or they would pile up
         self.counts[before] -= 1
         self.counts[code] += 1
         return before

@@ -97,7 +97,9 @@ def judge_group(
             return None
         return _Fault("conservation", f"booked as {ended}, but by its events {_told(shadow)}")
     if read:
-        return _Fault("conservation", f"lost: read, without an owner, not ended; by its events {_told(shadow)}")
+        return _Fault(
+            "conservation", f"lost: read, without an owner, not ended; by its events {_told(shadow)}"
+        )
     if shadow not in {NONE, LOST}:
         return _Fault("conservation", f"{_told(shadow)} by its events, but never read")
     return None
@@ -159,7 +161,8 @@ class Sweep:
         self._clock = clock
         self._orphans: dict[RowKey, float] = {}
         self._told: set[RowKey] = set()
-        self._totals: tuple[int, ...] | None = None
+        self._twice = 0
+        self._more = 0
         self._logged = False
         self._findings = 0
         self.passes = 0
@@ -177,7 +180,7 @@ class Sweep:
         """Go through everything once."""
         self._events.hunt = False
         before = self._findings
-        totals = self._compare_totals()
+        self._twice = 0
         for epoch in self._epochs():
             base = 0
             while base < self._length(epoch):
@@ -188,7 +191,7 @@ class Sweep:
             if epoch < self._owners.accounting.capture().closed.epochs:
                 self._shadow.forget(epoch)
         self._foreign()
-        self._end_pass(totals, found=self._findings > before)
+        self._end_pass(found=self._findings > before)
         self._checks()
         self.passes += 1
 
@@ -276,15 +279,11 @@ class Sweep:
     def _compare_owners(self, epoch: int, base: int, names: Sequence[str]) -> None:
         owners, shadow = self._owners, self._shadow
         account: AccountingState = owners.accounting.capture()
-        if epoch < account.closed.epochs:
-            read, trained, dropped = 0, b"", b""
-            closed = True
-        else:
-            closed = False
-            opened = next((state for state in account.open if state.epoch == epoch), None)
-            read, trained, dropped = (
-                (0, b"", b"") if opened is None else (opened.read, opened.trained, opened.dropped)
-            )
+        closed = epoch < account.closed.epochs
+        opened = next((state for state in account.open if state.epoch == epoch), None)
+        read, trained, dropped = (
+            (0, b"", b"") if opened is None else (opened.read, opened.trained, opened.dropped)
+        )
         codes = shadow.epochs.get(epoch, b"")
         ledger, spares, buffer = owners.ledger, owners.spares, owners.buffer
         claimed = {entry.group_id for claim in buffer.claims() for entry in claim.entries}
@@ -301,22 +300,28 @@ class Sweep:
             entry = buffer.find(name)
             if entry is not None:
                 holders.append("training" if name in claimed else "buffer")
+            if len(holders) > 1:
+                self._twice += len(holders) - 1
             item = record if entry is None else entry
             if item is not None and item.target_step is not None and item.target_step > cursor:
                 ahead[name] = item.target_step
             if closed and not holders and code not in OWNED:
                 continue
-            fault = judge_group(
-                code,
-                holders,
-                read=position < read,
-                trained=has_bit(trained, position) or (closed and code == TRAINED),
-                dropped=has_bit(dropped, position) or (closed and code == DROPPED),
-            )
+            was_read = closed or position < read
+            was_trained = has_bit(trained, position) or (closed and code == TRAINED)
+            was_dropped = has_bit(dropped, position) or (closed and code == DROPPED)
+            fault = judge_group(code, holders, read=was_read, trained=was_trained, dropped=was_dropped)
             if fault is not None:
-                if not self._expected(fault, name, code):
+                if code != LOST and not self._known(fault.invariant, name):
                     faults[fault].append(name)
-                self._take_over(name, code, holders, position < read, has_bit(trained, position))
+                # The shadow goes on from what is; what was wrong has been reported.
+                if holders:
+                    now = CODES[holders[-1]]
+                elif was_trained or was_dropped:
+                    now = TRAINED if was_trained else DROPPED
+                else:
+                    now = LOST if was_read else NONE
+                shadow.move(name, now)
         self._report_owners(faults, ahead, cursor)
 
     def _report_owners(self, faults: dict[_Fault, list[str]], ahead: dict[str, int], cursor: int) -> None:
@@ -324,9 +329,7 @@ class Sweep:
             evidence: dict[str, Any] = {"what": fault.what}
             if fault.owners:
                 evidence["owners"] = list(fault.owners)
-            self._found(
-                fault.invariant, f"{_named(groups)}: {fault.what}", groups, fault.owners, evidence
-            )
+            self._found(fault.invariant, f"{_named(groups)}: {fault.what}", groups, fault.owners, evidence)
         ahead = {name: step for name, step in ahead.items() if not self._known("cursor_covers_buffer", name)}
         if ahead:
             self._found(
@@ -336,25 +339,6 @@ class Sweep:
                 list(ahead),
                 evidence={"cursor": cursor, "target_steps": ahead},
             )
-
-    def _expected(self, fault: _Fault, name: str, code: int) -> bool:
-        return code == LOST or self._known(fault.invariant, name)
-
-    def _take_over(self, name: str, code: int, holders: Sequence[str], read: bool, trained: bool) -> None:  # noqa: FBT001 - of one call
-        """The shadow goes on from what is; what was wrong has been reported."""
-        if holders:
-            now = CODES[holders[-1]]
-        elif trained:
-            now = TRAINED
-        else:
-            ended = any(
-                has_bit(state.dropped, int(name[6:]))
-                for state in self._owners.accounting.capture().open
-                if name.startswith(f"e{state.epoch:03d}-")
-            )
-            now = DROPPED if ended else LOST if read or code != NONE else NONE
-        if now != code:
-            self._shadow.move(name, now)
 
     # ------------------------------------------------------------------------------------------------------ rows
 
@@ -457,29 +441,24 @@ class Sweep:
                 },
             )
 
-    def _compare_totals(self) -> tuple[int, ...]:
-        """Return by how many groups the owners and the shadow differ; 0 each if they agree."""
-        owners, counts = self._owners, self._shadow.counts
-        return (
-            len(owners.ledger) - counts[CODES["ledger"]],
-            len(owners.spares) - counts[CODES["spares"]],
-            len(owners.buffer) - counts[CODES["buffer"]] - counts[CODES["training"]],
-        )
+    def _more_than_told(self) -> int:
+        """Return how many groups more the owners have than events say, but for those that were found twice."""
+        owners = self._owners
+        real = len(owners.ledger) + len(owners.spares) + len(owners.buffer)
+        return real - self._shadow.owned() - self._twice
 
-    def _end_pass(self, totals: tuple[int, ...], *, found: bool) -> None:
-        """Report owners whose numbers differ although every group that could be looked at agrees, for two passes."""
+    def _end_pass(self, *, found: bool) -> None:
+        """Report a number that differs although every group that could be looked at agrees, in two passes."""
         owners = self._owners
         self._events.reserved = min(self._events.reserved, len(owners.ledger) - owners.ledger.admitted)
-        now = self._compare_totals()
-        stays = any(now) and now == totals and not found
-        if stays and now == self._totals:
-            evidence = {"ledger_more": now[0], "spares_more": now[1], "buffer_more": now[2]}
+        more = 0 if found else self._more_than_told()
+        if more and more == self._more:
             self._found(
                 "conservation",
-                f"ledger, spares and buffer own {now[0]:+d}, {now[1]:+d} and {now[2]:+d} groups against their events",
-                evidence=evidence,
+                f"ledger, spares and buffer own {more:+d} groups against what their events say",
+                evidence={"more": more},
             )
-        self._totals = now if stays else None
+        self._more = more
 
     def _foreign(self) -> None:
         """Groups whose ids name no position: they have the owner that events say."""

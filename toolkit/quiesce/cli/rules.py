@@ -30,7 +30,9 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse's subparsers h
         description="Write the alerting rules for Prometheus, or check that a folder has them as they are now.",
         epilog="Exit codes: 0 written or current, 1 a file is missing or stale, 2 the rules cannot be made.",
     )
-    parser.add_argument("action", choices=tuple(_ACTIONS), metavar="build|check", help="; ".join(_ACTIONS.values()))
+    parser.add_argument(
+        "action", choices=tuple(_ACTIONS), metavar="build|check", help="; ".join(_ACTIONS.values())
+    )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the folder; otherwise the one that the package has them in"
     )

@@ -20,10 +20,11 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from quiesce.telemetry.finished import OUTCOME
 from quiesce.telemetry.histogram import HistogramFamily
 from quiesce.telemetry.slots import NEVER_HELD
 from quiesce.telemetry.story import Story
@@ -50,6 +51,7 @@ _LARGEST_BATCH: Final = 2_048
 _NOTES: Final = 256
 _BREATH_SECONDS: Final = 0.001
 _IDLE_SECONDS: Final = 0.05
+_LONGEST_REST_SECONDS: Final = 0.5
 _RESYNC_NS: Final = 10_000_000_000
 _EXEMPLAR_SPACING_NS: Final = 100_000_000
 _LOG: Final = logging.getLogger("quiesce.telemetry")
@@ -134,6 +136,7 @@ class Converter:
         self._stopping = False
         self._closed = False
         self._one = threading.Lock()  # who converts: the thread, or whoever closes after it
+        self._said: dict[tuple[str, str], Mapping[str, AttributeValue]] = {}
         self._parents: dict[int, tuple[object, Parent | None]] = {}
         self._thread = threading.Thread(target=self._run, name="quiesce-spans", daemon=True)
         _CONVERTERS.add(self)
@@ -211,8 +214,15 @@ class Converter:
             if more:
                 time.sleep(_BREATH_SECONDS)
             else:
-                self._wake.wait(_IDLE_SECONDS)
-                self._wake.clear()
+                self._rest()
+
+    def _rest(self) -> None:
+        """Sleep until there is a batch worth waking caches up for, or what there is has waited long enough."""
+        until = time.monotonic() + _LONGEST_REST_SECONDS
+        while not self._wake.wait(_IDLE_SECONDS) and time.monotonic() < until:
+            if self._recorder.waiting >= _BATCH or self._observer.waiting >= _BATCH:
+                break
+        self._wake.clear()
 
     def convert(self) -> bool:
         """Take a batch; return whether there is more. The thread does this; without one, anybody may.
@@ -273,13 +283,15 @@ class Converter:
             elif not (wait_ns or overlapped or hold_ns >= self._slow_ns or outcome != "completed"):
                 self._sampled += 1
                 return
-        about: dict[str, AttributeValue] = {"quiesce.kind": kind}
+        about = self._said.get((kind, outcome))
+        if about is None:
+            about = self._say(kind, outcome)
         links: tuple[tuple[int, int], ...] = ()
         if wait_ns:
-            about["quiesce.wait_seconds"] = wait_ns / 1e9
+            about = {**about, "quiesce.wait_seconds": wait_ns / 1e9}
             links = story.blockers(opened_ns - wait_ns, opened_ns)
         if hold_ns == NEVER_HELD:
-            about["quiesce.held"] = False
+            about = {**about, "quiesce.held": False}
         end = ended_ns + self._offset_ns
         handle = self._tracing.emit(
             "quiesce.slot",
@@ -296,6 +308,14 @@ class Converter:
         numbers = self._recorder.numbers.get(kind)
         if numbers is not None and handle.sampled:
             self._lit.append((numbers, wait_ns, hold_ns, handle, end))
+
+    def _say(self, kind: str, outcome: str) -> Mapping[str, AttributeValue]:
+        """Return what slots of a kind that ended so have in common: one dictionary, which nobody changes."""
+        if len(self._said) >= _NOTES:
+            self._said.clear()
+        said: dict[str, AttributeValue] = {"quiesce.kind": kind, OUTCOME: outcome}
+        self._said[kind, outcome] = said
+        return said
 
     def _parent(self, context: object) -> Parent | None:
         """Find the current span of a context; slots of one task share one, so the last answers are kept."""

@@ -47,7 +47,7 @@ SAMPLE_SECONDS: Final = 15.0
 """Period of metric samples: what Prometheus scrapes by default, rounded."""
 
 _BATCH_SPANS: Final = 512
-_LINGER_SECONDS: Final = 0.2
+_LINGER_SECONDS: Final = 1.0
 _BACKOFF_SECONDS: Final = (0.1, 5.0)
 _LOG: Final = logging.getLogger("quiesce.telemetry")
 

@@ -1,11 +1,14 @@
 """Makes real spans of an application's own tracer provider, where it has one.
 
 Rule: as :mod:`quiesce.telemetry.tracing`; the provider is used as it is, and nothing of it is changed. Its span
-processors are called on the converter's thread. Nothing here suspends.
+processors are called on the converter's thread. Where it would draw identifiers from the global :mod:`random`, as the
+SDK does by default, our own tracer of it has a generator of its own: when a span is made depends on threads, and what
+the training draws must not. Nothing here suspends.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +22,7 @@ from quiesce.telemetry.finished import (
     Link,
     SpanEvent,
 )
-from quiesce.telemetry.tracing import Attributes, OwnTracing, Parent, SpanHandle, status_of
+from quiesce.telemetry.tracing import Attributes, Identifiers, OwnTracing, Parent, SpanHandle, status_of
 
 __all__ = ["ProviderTracing"]
 
@@ -44,7 +47,7 @@ class ProviderTracing:
         from opentelemetry import trace
 
         self._trace = trace
-        self._tracer = provider.get_tracer("quiesce", version)
+        self._tracer = _leave_random_alone(provider.get_tracer("quiesce", version))
         self._copies = OwnTracing() if copies else None
         self.exported = 0
         self.unheard = 0
@@ -165,3 +168,16 @@ class ProviderTracing:
     def _remote(self, link: Link) -> Any:  # noqa: ANN401 - an OpenTelemetry span context
         flags = self._trace.TraceFlags(self._trace.TraceFlags.SAMPLED)
         return self._trace.SpanContext(*link, is_remote=False, trace_flags=flags)
+
+
+def _leave_random_alone(tracer: Any) -> Any:  # noqa: ANN401 - a tracer of whatever provider
+    """Give a tracer of the SDK our identifiers, if it has the stock generator; another one was chosen by somebody."""
+    stock: Any = getattr(sys.modules.get("opentelemetry.sdk.trace.id_generator"), "RandomIdGenerator", None)
+    if stock is None or type(getattr(tracer, "id_generator", None)) is not stock:
+        return tracer
+    ours = stock()
+    identifiers = Identifiers()
+    ours.generate_span_id = identifiers.span
+    ours.generate_trace_id = identifiers.trace
+    tracer.id_generator = ours
+    return tracer

@@ -116,6 +116,11 @@ class SpanObserver:
         if hook in _BEGINNINGS and self.wake is not None:
             self.wake()
 
+    @property
+    def waiting(self) -> int:
+        """Notes that nobody has taken yet."""
+        return len(self._notes)
+
     def take(self, limit: int) -> list[Note]:
         """Take the oldest notes, so many at most; for one thread at a time."""
         notes = self._notes

@@ -329,7 +329,7 @@ class OwnTracing:
                     parent_id,
                     start_ns,
                     end_ns if end_ns > start_ns else start_ns,  # noqa: FURB136 - a call costs more
-                    {**attributes, OUTCOME: outcome},
+                    attributes if OUTCOME in attributes else {**attributes, OUTCOME: outcome},
                     tuple(links),
                     (),
                     "ok" if outcome == "completed" else status_of(outcome),

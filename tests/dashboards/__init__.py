@@ -1,0 +1,1 @@
+"""Tests of the rules, the runbooks and the dashboards."""
