@@ -199,7 +199,8 @@ _VIOLATIONS: Final[Mapping[str, tuple[Severity, str, str]]] = {
         "a version went back",
         (
             "trainer version or mutation version are lower than before in the same lineage; an old process may "
-            "still write. Next: see that only one process has the run folder (run.lock, event run.state in log.jsonl), then quiesce audit."
+            "still write. Next: see that only one process has the run folder (run.lock, event run.state in "
+            "log.jsonl), then quiesce audit."
         ),
     ),
     "QuiesceGateViolated": (
@@ -267,11 +268,12 @@ def _checkpoint_failing(config: AlertConfig) -> Alert:
         description=(
             "On {instance} ({role}) an attempt to save failed or was refused, and none has been published since "
             "({value} such attempts in this process). A crash now goes back to the checkpoint before. Next: "
-            "read event checkpoint.not_published in log.jsonl for the reason; the kind of slots that windows waited for most is {kind}."
+            "read event checkpoint.not_published in log.jsonl for the reason; the kind of slots that "
+            "windows waited for most is {kind}."
         ),
         runbook=config.runbook(name),
         value="count",
-        hold_seconds=60,
+        hold_seconds=config.failing_seconds,
         keep_seconds=600,
     )
 
@@ -346,7 +348,8 @@ def _drain_slow(config: AlertConfig) -> Alert:
             f"More than {config.breaches} drains of run {{run}} (process {{instance}}) in 6 h took over "
             f"{objective:g} s. Slots "
             "of kind {kind} were open for {value} of drains, more than any other kind. New slots and the trainer wait "
-            "meanwhile. Next: read event window.given_up in log.jsonl, or the spans of such slots, for what they await inside."
+            "meanwhile. Next: read event window.given_up in log.jsonl, or the spans of such slots, for "
+            "what they await inside."
         ),
         runbook=config.runbook(name),
         value="duration",
@@ -471,7 +474,8 @@ def _admission_fallback(config: AlertConfig) -> Alert:
         description=(
             "On {instance} ({role}) {value} batches were admitted by a sampler that waits at its gate inside a "
             "slot of kind admission. A checkpoint has to wait for that gate, and gives up at its drain "
-            "timeout. Next: give the sampler wait_until_admissible() and commit_admission(); event sampler.fell_back in log.jsonl names it."
+            "timeout. Next: give the sampler wait_until_admissible() and commit_admission(); event "
+            "sampler.fell_back in log.jsonl names it."
         ),
         runbook=config.runbook(name),
         value="count",

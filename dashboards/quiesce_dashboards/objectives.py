@@ -46,6 +46,7 @@ class AlertConfig:
         overdue_intervals: After so many expected intervals without a checkpoint it is overdue.
         violation_seconds: How long a violation is shown after it was last seen.
         phase_limits: Seconds after which a phase that still runs is stuck.
+        failing_seconds: How long the last attempt to save may have failed.
         gate_closed_seconds: How long a snapshot gate may be closed.
         cleanup_backlog_calls: Calls that may wait to be cleared; submitters wait at 128.
         cleanup_failures: Failed clears in an hour that are too many.
@@ -61,6 +62,7 @@ class AlertConfig:
     overdue_intervals: float = 3.0
     violation_seconds: float = 1800.0
     phase_limits: Mapping[str, float] = field(default_factory=lambda: dict(PHASE_LIMITS), hash=False)
+    failing_seconds: float = 60.0
     gate_closed_seconds: float = 120.0
     cleanup_backlog_calls: int = 96
     cleanup_failures: int = 2

@@ -272,8 +272,8 @@ class Delivery:
             body = _webhook(entries, over=over)
         try:
             status = self._exchange(json.dumps(body).encode(), timeout)
-        except (OSError, http.client.HTTPException) as error:
-            # The text of an error of http.client may quote the address, so only its kind, or the system's words.
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            # The text of an error may quote the address or a header, so only its kind, or the system's words.
             problem = getattr(error, "strerror", None) or type(error).__name__
             return self._failed(str(problem))
         if status in _FINE:

@@ -357,8 +357,9 @@ class Alertmanager:
             ends = last + self._config.violation_seconds
             key = self._key(alert_of(invariant), {"invariant": invariant})
             known = self._standing.get(key)
-            # A violation that was told is told with its evidence, a moment before or after its metric says so.
-            if last > 0 and ends > unix_time and (known is None or known.ends < ends - self._resend):
+            if last <= 0 or ends <= unix_time:
+                continue
+            if known is None or (known.resolved is not None and known.ends < ends):
                 self._begin(
                     key[0],
                     {"invariant": invariant},
@@ -366,6 +367,9 @@ class Alertmanager:
                     note="The metrics of the run say so.",
                     started=last,
                 )
+            elif known.resolved is None and known.ends < ends - self._resend:
+                # What was told with its evidence goes on. A moment's difference is the metric's own delay.
+                self._standing[key] = replace(known, ends=ends)
         started = found.get(names.CHECKPOINT_PHASE_STARTED.name, {})
         running = {
             phase: began

@@ -34,13 +34,13 @@ CONNECTION_SECONDS: Final = 10.0
 """How long a connection may take to send its request or to take its answer; Prometheus gives up after as
 long."""
 
-_LONGEST_PAUSE_SECONDS: Final = 0.5
+_LONGEST_PAUSE_SECONDS: Final = 0.1
 _PLAIN: Final = "text/plain; charset=utf-8"
 
 CONCURRENT_SCRAPES: Final = 4
 """Scrapes of which one is being answered and the others wait; further ones are told to come back."""
 
-PAUSE_RATIO: Final = 3.0
+PAUSE_RATIO: Final = 1.0
 """How long nothing is rendered after an answer that others wait behind, as a multiple of what it took."""
 
 

@@ -71,6 +71,29 @@ async def test_while_workers_are_fenced(tmp_path: Path, where: str) -> None:
     await rig.close()
 
 
+async def test_while_a_refused_cut_is_reopened(tmp_path: Path) -> None:
+    """It ends cancelled, not refused: whoever gets a result goes on, and would outlive its cancellation."""
+    fence = RecordingFence(fail="close")
+    reopening, may_reopen = asyncio.Event(), asyncio.Event()
+
+    async def reopen() -> None:
+        fence.calls.append("reopen")
+        reopening.set()
+        await may_reopen.wait()
+
+    fence.reopen = reopen  # type: ignore[method-assign] # a fence whose workers take their time
+    rig = Rig(tmp_path / "run", fence=fence)
+    await rig.finished()
+    task = asyncio.create_task(rig.saver.save(step=0, trainer_version=0))
+    await reopening.wait()
+    await cancelled(task)
+    may_reopen.set()
+    await rig.saver.wait()
+    assert fence.calls == ["close", "reopen"]
+    nothing_is_left(rig)
+    await rig.close()
+
+
 async def test_while_it_drains(rig: Rig) -> None:
     """The slot that it waited for goes on undisturbed, and a slot that waited behind it gets in."""
     async with rig.barrier.mutation("retry"):

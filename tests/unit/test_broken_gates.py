@@ -106,7 +106,7 @@ BROKEN: list[tuple[str, str, str, Callable[..., Any]]] = [
     ),
     (
         "a loop's thread may wait",
-        "if timeout != 0 and not self._retired and _on_a_loop():",
+        "if timeout != 0 and not self._retired and on_a_loop():",
         "if False:",
         claims.test_a_thread_that_runs_an_event_loop_never_waits_at_a_gate,
     ),

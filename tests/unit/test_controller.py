@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import pytest
 
 from quiesce import Controller, GenerationRequest, GroupResult
 from quiesce.admission import Admission
+from quiesce.barrier import DataPlaneCheckpointBarrier
 from quiesce.checkpoint.audit import audit
 from quiesce.checkpoint.loading import find_checkpoints
 from quiesce.checkpoint.saver import Checkpointer
 from quiesce.cleanup import BackgroundCleanup
-from quiesce.dataplane import DataPlane
+from quiesce.dataplane import DataPlane, MemoryDataPlane
 from quiesce.errors import (
     CapacityError,
     ConfigError,
@@ -523,6 +524,36 @@ async def test_workers_that_cannot_be_attached_end_the_run_and_are_detached(tmp_
     assert workers.noted == ["attach", "detach"]
     assert not run.recorder.of("prompts_read")
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("quiesce-cleanup")]
+
+
+async def test_a_put_that_hangs_for_ever_keeps_no_run_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its call ran past its deadline and was tried again; at the end the store is left to the thread that hangs in it."""
+    monkeypatch.setattr("quiesce.controller.DATAPLANE_CLOSE_SECONDS", 0.1)
+    hung, give_in = threading.Event(), threading.Event()
+
+    class Hanging(MemoryDataPlane):
+        """One put never comes back; it hangs inside of the call, which a close waits for."""
+
+        def _put(self, rows: Sequence[tuple[str, bytes]]) -> None:
+            if not hung.is_set():
+                hung.set()
+                give_in.wait()
+            super()._put(rows)
+
+    def opened(incarnation: int, barrier: DataPlaneCheckpointBarrier) -> DataPlane:
+        return Hanging(incarnation, tensors="numpy", barrier=barrier, hub=barrier.hub)
+
+    run, workers = worked(tmp_path, generation_timeout_seconds=1.0)
+
+    async with asyncio.timeout(30.0):
+        summary = await run.go(workers=workers, dataplane=opened)
+    give_in.set()
+
+    assert summary.outcome == "finished"
+    assert summary.trained == run.prompts
+    assert "the data plane could not be closed within 0.1 s" in caplog.text
 
 
 @in_virtual_time

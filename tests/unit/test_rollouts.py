@@ -17,6 +17,7 @@ from quiesce.dataplane import MemoryDataPlane
 from quiesce.errors import (
     MissingRowError,
     NestedCutError,
+    PermitTimeoutError,
     QuiesceError,
     StagingRetiredError,
     StoreFailedError,
@@ -713,6 +714,23 @@ async def test_what_the_store_refuses_a_worker_is_the_run_s_failure() -> None:
 
     (error,) = scene.failures
     assert isinstance(error, StoreFailedError)
+
+
+@in_virtual_time
+async def test_a_permit_that_did_not_come_in_time_fails_the_attempt_and_not_the_run() -> None:
+    """A timeout of the worker's own is not the call's deadline, and no reason to end everything."""
+
+    async def generate(request: GenerationRequest) -> GroupResult:
+        if request.attempt == 0:
+            raise PermitTimeoutError("0", 90.0, "1.7")
+        return result_of(request)
+
+    scene = Workers(generate, staged={})
+    await scene.launched()
+    await scene.ended()
+
+    assert not scene.failures
+    assert scene.outcomes == [(0, "failed"), (1, "completed")]
 
 
 @in_virtual_time

@@ -42,7 +42,7 @@ from quiesce.errors import (
     WouldBlockLoopError,
 )
 from quiesce.observers import Hub, default_hub
-from quiesce.snapshot_gate import holds_permit
+from quiesce.snapshot_gate import holds_permit, on_a_loop
 from quiesce.threads import DaemonExecutor
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class BackgroundCleanup:
             if self._closed_because is not None:
                 raise CleanupClosedError(self.worker, self._closed_because)
             room = self._taken + self._max_pending - self._submitted
-            if room < 1 and _on_a_loop():
+            if room < 1 and on_a_loop():
                 raise WouldBlockLoopError("a submission to cleanup", threading.current_thread().name)
             self._append(owned, submitted=True)
             if self._submitted <= self._taken + self._max_pending:
@@ -494,11 +494,3 @@ class BackgroundCleanup:
                 abandoned=len(self._abandoned),
                 oldest_queued_seconds=(self._clock() - calls[0].at_ns) / 1e9 if calls else 0.0,
             )
-
-
-def _on_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -91,6 +91,9 @@ FINAL_SAVE_TRIES: Final = 4
 CLEAR_DEADLINE_SECONDS: Final = 5.0
 """How long the end of a run waits for rows to be cleared; what is left goes with the incarnation's store."""
 
+DATAPLANE_CLOSE_SECONDS: Final = 10.0
+"""How long the end of a run waits for calls that are still in the data plane: one that hangs would keep it for ever."""
+
 GATE_LABEL: Final = "controller"
 """The label of the controller's own snapshot gate, beside those of the generation workers."""
 
@@ -244,7 +247,7 @@ class Controller:
         incarnation = await self._blocking(self._folder.next_incarnation)
         barrier = DataPlaneCheckpointBarrier(hub=self._hub)
         dataplane = await self._blocking(self._open_dataplane, incarnation, barrier)
-        stack.push_async_callback(self._blocking, dataplane.close)
+        stack.push_async_callback(self._close_dataplane, dataplane)
         fence = GateFence(incarnation, hub=self._hub, clock=self._clock)
         stack.push_async_callback(fence.aclose)
         gate = SnapshotGate(GATE_LABEL, hub=self._hub, clock=self._clock)
@@ -378,6 +381,19 @@ class Controller:
         finally:
             fence.unregister(GATE_LABEL)
             gate.retire("the run is over")
+
+    async def _close_dataplane(self, dataplane: DataPlane) -> None:
+        """Close it; past its deadline leave it to the daemon threads that hang in it, and to the end of the process."""
+        closing = asyncio.get_running_loop().run_in_executor(self._executor, dataplane.close)
+        _, pending = await asyncio.wait({closing}, timeout=DATAPLANE_CLOSE_SECONDS)
+        if pending:
+            _LOG.error(
+                "the data plane could not be closed within %g s: a put, a get or a clear hangs in it",
+                DATAPLANE_CLOSE_SECONDS,
+            )
+            closing.cancel()  # its end, should it come, is nobody's business any more
+        else:
+            closing.result()
 
     def _build(
         self, barrier: DataPlaneCheckpointBarrier, dataplane: DataPlane, cleanup: BackgroundCleanup

@@ -302,6 +302,9 @@ class Rollouts:
         except TimeoutError as error:
             if scope.expired():
                 raise GenerationTimeoutError(record.group_id, record.attempt, deadline) from error
+            if isinstance(error, QuiesceError) and not isinstance(error, GenerationTimeoutError):
+                # Of something that the call waited for, like a permit: the attempt's, like any error below.
+                raise RolloutResultError(record.group_id, f"{type(error).__name__}: {error}") from error
             raise
         except asyncio.CancelledError as error:
             task = asyncio.current_task()

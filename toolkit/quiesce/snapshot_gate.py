@@ -71,6 +71,7 @@ __all__ = [
     "PermitHolder",
     "SnapshotGate",
     "holds_permit",
+    "on_a_loop",
 ]
 
 CloseAnswer = Literal["closed", "superseded"]
@@ -536,7 +537,7 @@ class SnapshotGate:
     def _wait(self, permit: Permit, timeout: float | None) -> None:
         """With the lock held: queue up until a reopen has granted the permit."""
         deadline = _deadline(timeout)
-        if timeout != 0 and not self._retired and _on_a_loop():
+        if timeout != 0 and not self._retired and on_a_loop():
             raise WouldBlockLoopError(self._wanted, threading.current_thread().name)
         self._waiting[permit] = None
         try:
@@ -595,7 +596,8 @@ def _deadline(timeout: float | None) -> float | None:
     return time.monotonic() + timeout
 
 
-def _on_a_loop() -> bool:
+def on_a_loop() -> bool:
+    """Return whether the current thread runs an event loop, so that it must not wait for anybody."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

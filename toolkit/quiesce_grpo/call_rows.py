@@ -68,7 +68,7 @@ class CallRows:
         self._tokenizer = tokenizer
         finals = staging.finals if staging is not None else (None,) * request.num_generations
         self._final = {
-            generation: self._read(row, "completion_tokens", "behaviour_logprobs", "versions")
+            generation: self._read(row, "completion_tokens", "behaviour_logprobs", "versions", "reward")
             for generation, row in enumerate(finals)
             if row is not None
         }
@@ -162,8 +162,10 @@ class CallRows:
             "reward": torch.tensor([reward], dtype=torch.float32),
         }
 
-    def _read(self, row: Mapping[str, Any], tokens: str, logprobs: str, versions: str) -> Completion:
-        missing = [name for name in (tokens, logprobs, versions) if name not in row]
+    def _read(
+        self, row: Mapping[str, Any], tokens: str, logprobs: str, versions: str, *others: str
+    ) -> Completion:
+        missing = [name for name in (tokens, logprobs, versions, *others) if name not in row]
         if missing:
             raise StagedRowError(self._request.group_id, f"lacks {', '.join(missing)}")
         one = Completion(row[tokens].tolist(), row[logprobs].tolist(), row[versions].tolist())

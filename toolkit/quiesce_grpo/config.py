@@ -168,7 +168,8 @@ class EngineConfig:
 
     permit_wait_seconds: float = 90.0
     """How long a finished call may wait for a permit of its worker's snapshot gate, in seconds; past it the
-    call fails. Longer than a checkpoint keeps gates closed."""
+    call fails, and is tried again. A checkpoint keeps gates closed for milliseconds, but one whose fence and
+    drain both come close to their deadlines does so for up to 120 s."""
 
     permit_deadline_seconds: float = 180.0
     """How long a permit may be out, in seconds: past it a put or a clear hangs, and its worker is abandoned.

@@ -8,6 +8,7 @@ label and another gate. What a lost worker's cleanup still had to clear goes to 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -63,9 +64,37 @@ class WorkerGates:
         self._give_up = give_up
         self._hub = hub
         self._open: dict[int, WorkerGate] = {}
+        self._passing = threading.Lock()
 
     def open(self, place: int) -> WorkerGate:
         """Register a new gate for a worker, and start its cleanup."""
+        opened = self._open[place] = self._opened(place)
+        return opened
+
+    def replace(self, place: int, why: str) -> WorkerGate:
+        """Retire a lost worker's gate and open one for the worker that takes its place.
+
+        Its attempts are given up before this is called: what its threads still do then counts for nothing.
+        """
+        lost = self._open[place]
+        lost.cleanup.close(0.0)
+        lost.gate.retire(why)
+        self._fence.unregister(str(place))
+        lost.handle.shutdown()
+        opened = self._opened(place)
+        # In one step for a thread that passes keys on: the lost cleanup has them before it is read, or the new one.
+        with self._passing:
+            self._open[place] = opened
+            left = lost.cleanup.outstanding()
+        opened.cleanup.hand_over(left)
+        return opened
+
+    def pass_on(self, place: int, keys: Iterable[RowKey]) -> None:
+        """Take the keys of a call whose worker was lost before it could submit them; any thread, never waits."""
+        with self._passing:
+            self._open[place].cleanup.hand_over(keys)
+
+    def _opened(self, place: int) -> WorkerGate:
         gate = SnapshotGate(str(place), hub=self._hub)
         handle = LocalGate(
             gate,
@@ -76,27 +105,8 @@ class WorkerGates:
         )
         opened = WorkerGate(gate, BackgroundCleanup(gate, self._dataplane.clear, hub=self._hub), handle)
         self._fence.register(handle)
-        self._open[place] = opened
         opened.cleanup.start()
         return opened
-
-    def replace(self, place: int, why: str) -> WorkerGate:
-        """Retire a lost worker's gate and open one for the worker that takes its place.
-
-        Its attempts are given up before this is called: what its threads still do then counts for nothing.
-        """
-        lost = self._open.pop(place)
-        lost.cleanup.close(0.0)
-        lost.gate.retire(why)
-        self._fence.unregister(str(place))
-        lost.handle.shutdown()
-        opened = self.open(place)
-        opened.cleanup.hand_over(lost.cleanup.outstanding())
-        return opened
-
-    def pass_on(self, place: int, keys: Iterable[RowKey]) -> None:
-        """Take the keys of a call whose worker was lost before it could submit them; any thread, never waits."""
-        self._open[place].cleanup.hand_over(keys)
 
     def outstanding(self) -> tuple[RowKey, ...]:
         """Return the keys that were handed over and are not cleared."""

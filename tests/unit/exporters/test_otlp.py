@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,12 +14,13 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as stock_encode
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from quiesce.errors import ConfigError
 from quiesce.telemetry.finished import FinishedSpan
@@ -25,6 +28,7 @@ from quiesce.telemetry.sinks import SinkContext
 from quiesce_exporters.otlp import OtlpSink
 from quiesce_exporters.otlp_config import Endpoint, OtlpConfig, read_config
 from quiesce_exporters.otlp_encoding import encode_metrics, encode_spans
+from quiesce_exporters.otlp_process import ExportProcess, ProcessLostError
 from quiesce_exporters.otlp_transport import OtlpSendError
 from tests.otlp_receiver import Received, a_closed_port, grpc_receiver, http_receiver
 
@@ -91,6 +95,18 @@ def test_the_encoder_writes_what_the_stock_encoder_writes() -> None:
     )
     stock = stock_encode([readable(span) for span in batch])
     assert without_flags(MessageToDict(ours)) == without_flags(MessageToDict(stock))
+
+
+def test_an_info_is_named_as_it_is_scraped() -> None:
+    """No collector would put its ending back."""
+    registry = CollectorRegistry()
+    Info("run", "The run", registry=registry).info({"engine": "e"})
+
+    request = encode_metrics(registry.collect(), 2.0, 1.0, {}, scope="s", version="1")
+
+    (metric,) = ExportMetricsServiceRequest.FromString(request).resource_metrics[0].scope_metrics[0].metrics
+    assert metric.name == "run_info"
+    assert metric.gauge.data_points[0].as_double == 1
 
 
 def test_metrics_keep_their_names_units_buckets_and_counts() -> None:
@@ -320,6 +336,78 @@ def test_the_process_ends_with_its_parents_pipe() -> None:
         sink.close(0.5)
         assert process is not None
         assert not Path(f"/proc/{process}").exists()
+
+
+def test_the_process_ends_in_the_middle_of_a_request_when_its_parent_is_gone() -> None:
+    """It does not keep anybody waiting who waits for the end of the output."""
+    with http_receiver() as (url, received):
+        received.hold.clear()
+        process = ExportProcess(config("http/protobuf", url, own_process=True), {}, version="1", started=0.0)
+
+        def send() -> None:
+            with pytest.raises(ProcessLostError):
+                process.spans(spans(1))
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        received.wait_for(1)
+        since = time.monotonic()
+
+        process._child.stdin.close()  # type: ignore[union-attr] # noqa: SLF001 - what the parent's end does; it is a pipe
+
+        sending.join(30)
+        assert time.monotonic() - since < 3.0  # the collector's time is twenty seconds
+        process.close(10.0)
+        assert not Path(f"/proc/{process.pid}").exists()
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*multi-threaded, use of fork:DeprecationWarning"
+)  # forking here is the point
+def test_a_forked_child_does_not_keep_the_process_alive() -> None:
+    """It has let go of the pipe, so the parent's end is the end."""
+    with http_receiver() as (url, _):
+        sink = OtlpSink(CONTEXT, config("http/protobuf", url, own_process=True))
+        sink.spans(spans(1))
+        process = sink.process_id
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(write)
+            os.read(read, 1)
+            os._exit(0)
+        os.close(read)
+        since = time.monotonic()
+
+        sink.close(20.0)
+
+        assert time.monotonic() - since < 10.0
+        assert not Path(f"/proc/{process}").exists()
+        os.close(write)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_sink_without_spans_takes_none_and_starts_no_process() -> None:
+    """By its setting, or because the environment switches traces off."""
+    sink = OtlpSink(CONTEXT._replace(settings={"spans": False}))
+    assert not sink.takes_spans
+    assert sink.process_id is None
+    sink.close(1.0)
+    off = OtlpSink(CONTEXT, read_config({"OTEL_TRACES_EXPORTER": "none"}))
+    assert not off.takes_spans
+    assert off.process_id is None
+    off.close(1.0)
+
+
+def test_a_refusal_names_the_collector_once() -> None:
+    """Whichever process it was that was refused."""
+    with http_receiver() as (url, received):
+        received.status = 503
+        sink = OtlpSink(CONTEXT, config("http/protobuf", url, own_process=True))
+        with pytest.raises(OtlpSendError) as told:
+            sink.spans(spans(1))
+        assert str(told.value).count(url) == 1
+        sink.close(1.0)
 
 
 def test_an_unknown_attribute_type_does_not_lose_the_process() -> None:

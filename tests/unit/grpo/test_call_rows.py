@@ -169,6 +169,18 @@ def test_a_staged_row_that_no_call_puts_is_refused(
         call(plane, found=[chunk])
 
 
+def test_a_final_row_without_a_reward_is_refused(plane: MemoryDataPlane) -> None:
+    """A worker that makes its own kind of final rows is told apart by name, like one that stages its own chunks."""
+    import torch
+
+    final = RowKey(1, GROUP, 0, 0)
+    fields = ("completion_tokens", "behaviour_logprobs", "versions")
+    plane.put({final: {name: torch.tensor([4]) for name in fields}})
+
+    with pytest.raises(StagedRowError, match="lacks reward"):
+        call(plane, found=[final])
+
+
 def test_a_call_without_a_staging_returns_its_rows() -> None:
     """And stages nothing."""
     rows = CallRows(request(), None, [2, 3], HalvesTokenizer("abcdefghijklmnop"))

@@ -14,6 +14,7 @@ import pytest_asyncio
 import torch
 
 from quiesce import GenerationRequest, GroupResult
+from quiesce.cleanup import BackgroundCleanup
 from quiesce.dataplane import MemoryDataPlane
 from quiesce.dataplane.interface import DataPlaneStatistics
 from quiesce.errors import GenerationTimeoutError, PermitTimeoutError, StoreFailedError
@@ -633,6 +634,38 @@ async def test_the_keys_of_a_call_whose_worker_is_lost_meanwhile_are_cleared_by_
         await until(lambda: len(scene.plane.cleared) + len(scene.handed) >= len(scene.plane.put_keys))
 
     assert Counter([*scene.plane.cleared, *scene.handed]) == Counter(scene.plane.put_keys)
+
+
+@pytest.mark.parametrize("moment", ["close", "retire", "unregister", "register"])
+async def test_keys_that_come_while_a_lost_worker_is_being_replaced_are_cleared(
+    build: Build, task: Task, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Its thread may want to submit what is obsolete in the very moment in which its place is empty."""
+    scene = await build()
+    await scene.call(task, 1)
+    await scene.cleared()
+    (worker,) = scene.engine._workers  # noqa: SLF001 - the one that is lost
+    late = RowKey(1, "e000-p0000009", 0, 0, 0)
+    scene.plane.put({late: {"tokens": torch.tensor([1])}})
+    owner = {"close": BackgroundCleanup, "retire": SnapshotGate}.get(moment, GateFence)
+    inner = getattr(owner, moment)
+
+    def meanwhile(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - passed on
+        with monkeypatch.context() as once:
+            once.setattr(owner, moment, inner)
+            result = inner(*arguments, **named)
+            thread = threading.Thread(target=scene.engine.pass_on, args=(worker, [late]))
+            thread.start()
+            thread.join()
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, moment, meanwhile)
+        scene.engine._give_up(0, "a test says so")  # noqa: SLF001 - as its permit's deadline does
+    await scene.cleared()
+
+    assert scene.plane.cleared.count(late) == 1
+    assert scene.plane.missing([late]) == (late,)
 
 
 # ------------------------------------------------------------------------------------------- attaching, detaching

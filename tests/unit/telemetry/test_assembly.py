@@ -46,6 +46,11 @@ PROGRAM = """
     run.close_at_exit()
     barrier = DataPlaneCheckpointBarrier(hub=hub)
 
+    async def held():
+        with hub._lock:
+            while True:
+                time.sleep(0.01)
+
     async def main():
         async with barrier.mutation("retry"):
             pass
@@ -92,6 +97,16 @@ class TestTheEnd:
         )
         assert found["quiesce.checkpoint"][0]
         assert not found["quiesce.slot"][0]
+        process.stdout.close()  # type: ignore[union-attr] # it is a pipe
+
+    def test_a_sigterm_while_a_lock_is_held_ends_the_process_all_the_same(self, tmp_path: Path) -> None:
+        """A handler runs between any two instructions, so the main thread may hold what closing needs."""
+        process = start(tmp_path, "held()")
+        since = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(30) == -signal.SIGTERM
+        assert time.monotonic() - since < 3.5  # two, and what a busy machine takes
         process.stdout.close()  # type: ignore[union-attr] # it is a pipe
 
     def test_a_program_that_just_ends_exports_what_it_has(self, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,7 +20,9 @@ from quiesce.errors import ExporterMissingError, PortUnavailableError, Telemetry
 from quiesce.observers import Hub, default_hub
 from quiesce.telemetry import enable
 from quiesce.telemetry.enable import ENDPOINT_FILE, enable_metrics, find_exporter
+from quiesce.telemetry.sinks import MakeSink, find_sink
 from quiesce_exporters.prometheus import serve
+from tests.unit.telemetry.telling import Kept
 
 
 class FakeEndpoint:
@@ -282,6 +285,38 @@ class TestExporters:
     def test_the_http_server_is_announced(self) -> None:
         """The distribution's own exporter is installed with it."""
         assert find_exporter("prometheus") is serve
+
+    def test_one_that_cannot_be_made_leaves_none_of_the_others_behind(
+        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Such as a process that would export."""
+        kept = Kept()
+        found = find_sink
+
+        def find(name: str) -> MakeSink:
+            return (lambda _: kept) if name == "kept" else found(name)
+
+        monkeypatch.setattr(enable, "find_sink", find)
+        with pytest.raises(ExporterMissingError, match="carrier-pigeon"):
+            enable_metrics("r", 0, hub=hub, serve=FakeServer(), exporters=["kept", "carrier-pigeon"])
+        assert kept.closed == [0.0]
+        assert not hub.slot_closed
+
+    def test_with_a_provider_of_the_application_otlp_is_sent_no_spans(self, hub: Hub) -> None:
+        """Unless somebody asks for them."""
+        provider = TracerProvider(shutdown_on_exit=False)
+        for settings, wanted in (({}, False), ({"otlp": {"spans": True, "own_process": False}}, True)):
+            with enable_metrics(
+                "r",
+                0,
+                hub=hub,
+                serve=FakeServer(),
+                exporters=["otlp"],
+                tracer_provider=provider,
+                settings=settings,
+            ) as handle:
+                assert handle.telemetry.pipeline.has_sinks == wanted
+                assert hub.slot_closed
 
     def test_an_exporter_that_is_not_installed_is_named(self, hub: Hub) -> None:
         """The message says what there is."""

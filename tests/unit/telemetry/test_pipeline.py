@@ -189,6 +189,28 @@ def test_what_sinks_take_is_timed() -> None:
     assert pipeline.cpu_ns > 0
 
 
+class Numbers(Kept):
+    """A sink that takes no spans."""
+
+    takes_spans = False
+
+
+def test_a_sink_that_takes_no_spans_is_given_none_and_counts_for_none() -> None:
+    """It gets the rest."""
+    numbers = Numbers()
+    pipeline = Pipeline({"numbers": numbers}, collect=lambda: [GaugeMetricFamily("g", "G", value=1)])
+
+    assert not pipeline.has_sinks
+    assert pipeline.put_spans(spans(2)) == 0
+    pipeline.put_event({"event": "x"})
+    pipeline.close()
+
+    assert pipeline.fates() == {"dropped": 2}
+    assert numbers.found == []
+    assert numbers.lines
+    assert numbers.families
+
+
 def test_without_a_sink_nothing_goes_anywhere() -> None:
     """And that is counted too."""
     pipeline = Pipeline({})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def test_every_variable_is_read() -> None:
             "QUIESCE_SPANS": "all",
             "QUIESCE_LINGER": "15",
             "QUIESCE_ALL_RANKS": "1",
+            "QUIESCE_SERVED_BY": "7",
             "RANK": "3",
         }
     )
@@ -47,7 +49,14 @@ def test_every_variable_is_read() -> None:
         linger_seconds=15.0,
         rank=3,
         all_ranks=True,
+        served_by=7,
     )
+
+
+@pytest.mark.parametrize("by, serves", [("", True), (str(os.getpid()), True), ("1", False), ("nobody", True)])
+def test_a_process_that_was_started_by_one_that_serves_does_not(by: str, *, serves: bool) -> None:
+    """The one that serves may look again, and what is no number says nothing."""
+    assert read_settings({"QUIESCE_SERVED_BY": by, "QUIESCE_ALL_RANKS": "1"}).serves == serves
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -144,7 +143,7 @@ class Auditor:
         self._begun = 0
         self._untold: deque[ViolationRecord] = deque()
         self._unwritten: dict[str, ViolationRecord] = {}
-        self._writes: set[Future[None]] = set()
+        self._writes: set[asyncio.Future[None]] = set()
         self._write_failures = 0
         self._firing: Violation | None = None
         self._told_at = float("-inf")
@@ -186,7 +185,8 @@ class Auditor:
         self._hub.subscribe(self.events)
         self._hub.subscribe(self)
         for check in self._checks:
-            self._hub.subscribe(check)
+            if check.listens:
+                self._hub.subscribe(check)
         self._hub.attach("auditor", self)
         if sweeping:
             self._task = detached(self._run(), name="auditor")
@@ -201,11 +201,11 @@ class Auditor:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+        self.events.judge_gates()
         self.tell()
         self._write_down()
-        pending = {asyncio.wrap_future(write) for write in self._writes}
-        if pending:
-            await asyncio.wait(pending, timeout=_CLOSE_SECONDS)
+        if self._writes:
+            await asyncio.wait(set(self._writes), timeout=_CLOSE_SECONDS)
         self._executor.shutdown(wait=False)
 
     async def _run(self) -> None:
@@ -314,14 +314,17 @@ class Auditor:
                     self._hub.fire("invariant_checked", status.name)
 
     def _write_down(self) -> None:
+        """Have what changed written in a thread; on the loop."""
+        if self._loop is None:
+            return
         lines, self._unwritten = [record.to_json() for record in self._unwritten.values()], {}
         if not lines or self._journal is None:
             return
-        write = self._executor.submit(self._journal.append, lines)
+        write = self._loop.run_in_executor(self._executor, self._journal.append, lines)
         self._writes.add(write)
         write.add_done_callback(self._written)
 
-    def _written(self, write: Future[None]) -> None:
+    def _written(self, write: asyncio.Future[None]) -> None:
         self._writes.discard(write)
         error = None if write.cancelled() else write.exception()
         if error is not None:

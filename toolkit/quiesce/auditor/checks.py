@@ -58,6 +58,7 @@ class UserCheck:
         severity: ``critical`` or ``warning``.
         policy: Its default policy.
         problem: Why it is inactive, or "".
+        listens: Whether it has hooks, and is to be subscribed.
     """
 
     def __init__(self, inner: object, report: Callable[[Violation], None] = lambda _violation: None) -> None:
@@ -79,6 +80,7 @@ class UserCheck:
         hooks = [hook for hook in HOOKS if callable(getattr(inner, hook, None))]
         if not hooks and not any(callable(getattr(inner, own, None)) for own in _OWN):
             raise ConfigError("auditor.checks", f"{what} has neither sweep(), check_cut() nor a hook")
+        self.listens = bool(hooks)
         for hook in hooks:
             setattr(self, hook, self._hook(hook))
 

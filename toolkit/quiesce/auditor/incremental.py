@@ -12,7 +12,7 @@ an admission                          cursor + 1 = admissions; the gate; the sta
 a part of a cut                       that its window is open; one mutation version; at the end, all six
 a version                             that it grew
 a phase of a checkpoint               its budget
-a gate's event                        see :mod:`quiesce.invariants.gate_events`
+a gate's event                        see :mod:`quiesce.invariants.gate_events`; a fraction of a second later
 ====================================  =========================================================================
 
 Rule: hooks report, and call nothing back. Nothing here suspends; only gate hooks come from other threads.
@@ -45,6 +45,11 @@ PHASE_BUDGETS: Final = {"drain": 60.0, "exclusive": 5.0, "write": 600.0}
 
 DIRTY: Final = 1024
 """Groups that the sweep is asked to look at first."""
+
+GATE_LOG: Final = 1024
+"""Gate events that wait for the sweep; at more than that whoever reports the next one has them judged."""
+
+_get_ident: Final = threading.get_ident
 
 Report = Callable[[Violation, "Origin"], None]
 
@@ -107,6 +112,7 @@ class Incremental:
         self._phases: dict[tuple[str, str], int] = {}
         self._late: set[tuple[str, str]] = set()
         self._gates = GateChecker()
+        self._gate_log: deque[tuple[str, str, int, str, str, int]] = deque()
         self._gate_lock = threading.Lock()
         self._seed()
 
@@ -227,7 +233,7 @@ class Incremental:
 
     def admission_committed(self, path: str, cursor: int, target_step: int | None, groups: int) -> None:
         """One more admission: the cursor is one further, its gate was open, its stamp is new."""
-        self._note((self._clock(), "", "admission_committed", str(cursor), str(target_step)))
+        self._note((self._clock(), "", "admission_committed", cursor, target_step))
         if self.window or not self._slots:
             self._outside(f"admission {cursor} was committed", ())
         if cursor != self.cursor + 1:
@@ -282,12 +288,12 @@ class Incremental:
 
     def version_advanced(self, version: int) -> None:
         """It grew."""
-        self._note((self._clock(), "", "version_advanced", str(version), ""))
+        self._note((self._clock(), "", "version_advanced", version, ""))
         if version <= self.version:
             self.went_back("trainer version", self.version, version)
         self.version = version
-        for step in [step for step in self._stamped if step < version]:
-            del self._stamped[step]
+        while self._stamped and (step := next(iter(self._stamped))) < version:
+            del self._stamped[step]  # admissions stamp steps in order, so the oldest is first
 
     def went_back(self, what: str, before: int, now: int, origin: Origin = "live") -> None:
         """Report a counter that only grows."""
@@ -385,12 +391,24 @@ class Incremental:
         self.dirty.extend(group_id for group_id, _ in rollouts[:DIRTY])
 
     def _gate(self, hook: str, worker: str, sequence: int, epoch: str = "", outcome: str = "") -> None:
-        event = GateEvent(hook, worker, sequence, epoch, outcome, threading.get_ident())
-        self.gates_seen = True
+        """Write it down, in the order of arrival; a writer does not wait for its judgement."""
+        log = self._gate_log
+        log.append((hook, worker, sequence, epoch, outcome, _get_ident()))
+        if len(log) > GATE_LOG:
+            self.judge_gates()
+
+    @property
+    def gates_waiting(self) -> bool:
+        """Whether gate events wait for their judgement."""
+        return bool(self._gate_log)
+
+    def judge_gates(self) -> None:
+        """Judge the gate events that wait; from any thread. The sweep has it done several times a second."""
         with self._gate_lock:
-            found = self._gates.see(event)
-        for violation in found:
-            self._report(violation, "live")
+            while self._gate_log:
+                self.gates_seen = True
+                for violation in self._gates.see(GateEvent(*self._gate_log.popleft())):
+                    self._report(violation, "live")
 
     # --------------------------------------------------------------------------------------------------- helpers
 

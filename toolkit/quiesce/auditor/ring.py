@@ -33,8 +33,8 @@ class RingEvent(NamedTuple):
     ns: int
     group_id: str
     source: str
-    target: str
-    reason: str
+    target: Any
+    reason: Any
 
 
 class EventRing:
@@ -45,7 +45,7 @@ class EventRing:
     """
 
     def __init__(self, size: int = RING_SIZE) -> None:
-        self._events: deque[tuple[int, str, str, str, str]] = deque(maxlen=size)
+        self._events: deque[tuple[int, str, str, Any, Any]] = deque(maxlen=size)
         self.append = self._events.append
         """Takes one event as a plain tuple; from any thread."""
 

@@ -64,27 +64,29 @@ class Shadow:
         counts: How many groups have each code.
     """
 
-    __slots__ = ("counts", "epochs", "foreign", "forgotten")
+    __slots__ = ("_codes", "_head", "counts", "epochs", "foreign", "forgotten")
 
     def __init__(self) -> None:
         self.epochs: dict[int, bytearray] = {}
         self.foreign: dict[str, int] = {}
         self.forgotten = 0
         self.counts = [0] * len(NAMES)
+        # The epoch that moved last: nearly always the one that moves next.
+        self._head = ""
+        self._codes = bytearray()
 
     def move(self, group_id: str, code: int) -> int:
         """Note where a group is now; return the code that it had."""
-        counts = self.counts
-        if len(group_id) == _LENGTH and group_id[4:6] == "-p" and group_id[0] == "e":
-            try:
-                epoch, position = int(group_id[1:4]), int(group_id[6:])
-                codes = self.epochs[epoch]
-                before = codes[position]
-            except (KeyError, IndexError, ValueError):
-                return self._far(group_id, code)
-            codes[position] = code
-        else:
+        if group_id[:6] != self._head or len(group_id) != _LENGTH:
             return self._far(group_id, code)
+        codes = self._codes
+        try:
+            position = int(group_id[6:])
+            before = codes[position]
+        except (IndexError, ValueError):
+            return self._far(group_id, code)
+        codes[position] = code
+        counts = self.counts
         counts[before] -= 1
         counts[code] += 1
         return before
@@ -110,6 +112,7 @@ class Shadow:
         if epoch != self.forgotten or (codes is not None and any(codes.count(code) for code in OWNED)):
             return False
         self.epochs.pop(epoch, None)
+        self._head = ""
         self.forgotten = epoch + 1
         return True
 
@@ -128,6 +131,7 @@ class Shadow:
         """
         self.epochs.clear()
         self.foreign.clear()
+        self._head = ""
         self.counts = [0] * len(NAMES)
         self.forgotten = accounting.closed.epochs
         for account in accounting.open:
@@ -168,6 +172,8 @@ class Shadow:
                     codes.extend(bytes(position + 1 - len(codes)))
                 before = codes[position]
                 codes[position] = code
+                if len(group_id) == _LENGTH:
+                    self._head, self._codes = group_id[:6], codes
         elif place is not None:
             before = TRAINED
         if codes is None:

@@ -230,6 +230,8 @@ class Sweep:
         until = loop.time() + seconds
         while True:
             self.look()
+            if self._events.gates_waiting:
+                await loop.run_in_executor(self._executor, self._events.judge_gates)
             if self._events.dirty:
                 await self._dirty()
             left = until - loop.time()

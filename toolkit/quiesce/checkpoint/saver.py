@@ -419,9 +419,13 @@ class Checkpointer:
                 attempt.settling = None if settling is None else settling.union(self._read_settling() or ())
                 self._hub.fire("trainer_stalled", "window", window)
                 await self._bounded(self._fence.verify(), attempt, "verifying it")
-            except BaseException:
-                with contextlib.suppress(asyncio.CancelledError):  # what is being raised goes on instead
+            except BaseException as error:
+                try:
                     await self._reopen(loudly=False)
+                except asyncio.CancelledError as cancelled:
+                    # A task that was cancelled must end so: a refusal is a result, after which the caller goes on.
+                    if not isinstance(error, asyncio.CancelledError):
+                        raise cancelled from error
                 raise
             await self._reopen()
             self._hub.fire("trainer_stalled", "fence", stalled + self._clock())

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from quiesce.cli import audit, bench, report, skew, train
+from quiesce.cli import audit, bench, report, rules, skew, train
 from quiesce.cli import exec as exec_
 
 __all__ = ["EXIT_FAILED", "EXIT_USAGE", "main"]
@@ -80,7 +80,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"quiesce {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (train, exec_, report, audit, skew, bench):
+    for module in (train, exec_, report, audit, skew, rules, bench):
         module.add_parser(commands)
     args, rest = parser.parse_known_args(argv)
     # argparse takes a list of words only where it stands in one piece; options may stand among ours.

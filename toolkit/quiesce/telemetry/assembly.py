@@ -20,10 +20,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from quiesce.observers import HOOKS
 from quiesce.telemetry.convert import SPAN_BUDGET, Converter
+from quiesce.telemetry.following import FollowingTracing
 from quiesce.telemetry.metrics import MetricsObserver
 from quiesce.telemetry.pipeline import CLOSE_SECONDS, SAMPLE_SECONDS, Pipeline, takes_spans
 from quiesce.telemetry.provider import ProviderTracing
@@ -46,6 +49,9 @@ _CALLS: Final = 200
 _ROUNDS: Final = 5
 """Rounds of so many calls; the first one runs code that CPython has not specialised yet."""
 
+_FLUSH_SECONDS: Final = 1.0
+"""What an application's provider is told at SIGTERM."""
+
 _MARGIN_SECONDS: Final = 0.3
 """What closing may take beside the sinks' deadline before a process that was told to end does."""
 
@@ -58,6 +64,9 @@ class RunTelemetry:
         sinks: Where spans go, by name; with a tracer provider, where they go beside it.
         collect: Returns the metric families that sinks are given samples of.
         provider: The application's own tracer provider: spans are then its spans.
+        find_provider: Returns the provider that the application has installed by now, if it has; where spans are made
+            without one, it is asked again and again.
+        withheld: Sinks that get no more spans once there is one.
         budget: Spans of slots a second beside the interesting ones; 0 or None: no limit.
         sample_seconds: Period of samples.
         clock: Monotonic nanoseconds; the same clock as the barriers'.
@@ -76,6 +85,8 @@ class RunTelemetry:
         sinks: Mapping[str, Sink] | None = None,
         collect: Callable[[], Iterable[Metric]] | None = None,
         provider: Any = None,  # noqa: ANN401 - any object of OpenTelemetry's API
+        find_provider: Callable[[], Any] | None = None,
+        withheld: Iterable[str] = (),
         budget: float | None = SPAN_BUDGET,
         sample_seconds: float = SAMPLE_SECONDS,
         clock: Callable[[], int] = time.perf_counter_ns,
@@ -87,14 +98,24 @@ class RunTelemetry:
         self.recorder = SlotRecorder()
         self.observer = MetricsObserver(book=self.recorder if self._makes_spans else SlotBook())
         identifiers: Identifiers | None = None
-        tracing: OwnTracing | ProviderTracing
+        tracing: OwnTracing | ProviderTracing | FollowingTracing
         if provider is None:
             identifiers = Identifiers()
             tracing = OwnTracing(identifiers)
+            if find_provider is not None:
+                tracing = FollowingTracing(tracing, find_provider, self._follow)
         else:
             tracing = ProviderTracing(provider, copies=wanted)
-        self._foreign = tracing if isinstance(tracing, ProviderTracing) else None
+        self._tracing = tracing
+        self._withheld = tuple(withheld)
+        self._before_provider = 0
         self.spans = SpanObserver(self.recorder, Identities(identifiers), clock=clock)
+        # What a sink hears itself, it need not wait for: an alert goes out at once.
+        self._hearing = [
+            sink
+            for sink in (sinks or {}).values()
+            if any(callable(getattr(sink, hook, None)) for hook in HOOKS)
+        ]
         self.pipeline = Pipeline(
             sinks or {},
             collect=collect,
@@ -106,12 +127,14 @@ class RunTelemetry:
             self.spans,
             tracing,
             self.pipeline if wanted or provider is None else None,
+            look=tracing.look if isinstance(tracing, FollowingTracing) else None,
             families=self.observer.families,
             budget=budget,
             clock=clock,
         )
         self._handler: _OnTerminate | None = None
         self._at_exit: Callable[[], None] = self.close
+        self._ends_at_exit = False
         _RUNNING.add(self)
 
     def start(self, *, thread: bool = True) -> None:
@@ -125,6 +148,8 @@ class RunTelemetry:
         if not self._makes_spans:
             return
         self._hub.subscribe(self.spans)
+        for sink in self._hearing:
+            self._hub.subscribe(sink)
         self._hub.attach("tracing", self)
         if thread:
             self.converter.start()
@@ -143,13 +168,43 @@ class RunTelemetry:
         A SIGTERM handler is installed only where there is none, and only from the main thread: an
         application that handles the signal itself ends in its own way, and then at exit.
         """
-        self._at_exit = self.close if close is None else close
-        atexit.register(self._at_exit)
+        self.end_with(self.close if close is None else close)
         if threading.current_thread() is threading.main_thread() and (
             signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         ):
-            self._handler = _OnTerminate(self._at_exit)
+            self._handler = _OnTerminate(partial(self._terminate, self._at_exit))
             signal.signal(signal.SIGTERM, self._handler)
+
+    def _terminate(self, close: Callable[[], None]) -> None:
+        """Close, and have the application's provider send what it holds, which it would do at exit."""
+        close()
+        foreign = self._foreign
+        if foreign is not None:
+            foreign.flush(_FLUSH_SECONDS)
+
+    @property
+    def _foreign(self) -> ProviderTracing | None:
+        tracing = self._tracing.foreign if isinstance(self._tracing, FollowingTracing) else self._tracing
+        return tracing if isinstance(tracing, ProviderTracing) else None
+
+    def end_with(self, close: Callable[[], None]) -> None:
+        """Have something else called at exit; see :meth:`close_at_exit`. At SIGTERM it is not."""
+        atexit.unregister(self._at_exit)
+        self._at_exit = close
+        self._ends_at_exit = True
+        atexit.register(close)
+
+    def _follow(self) -> bool:
+        """Leave spans to the application's provider; return whether sinks are still given copies."""
+        now = self.converter.statistics()
+        self._before_provider = now.made + now.others
+        for name in self._withheld:
+            self.pipeline.withhold(name)
+        self.spans.identities.leave_to_provider()
+        # Its own handler was registered after ours, so at exit it would be shut down before it has our last spans.
+        if self._ends_at_exit:
+            self.end_with(self._at_exit)
+        return self.pipeline.has_sinks
 
     def close(self, deadline_seconds: float = CLOSE_SECONDS) -> None:
         """Stop listening, end what is open as cut off, and send what there is. Twice is once.
@@ -164,6 +219,8 @@ class RunTelemetry:
         until = time.monotonic() + deadline_seconds
         self._hub.unsubscribe(self.observer)
         self._hub.unsubscribe(self.spans)
+        for sink in self._hearing:
+            self._hub.unsubscribe(sink)
         self.converter.close(deadline_seconds / 2)
         self.pipeline.close(max(0.0, until - time.monotonic()))
         atexit.unregister(self._at_exit)
@@ -176,6 +233,8 @@ class RunTelemetry:
         self._hub.renew()
         self._hub.unsubscribe(self.observer)
         self._hub.unsubscribe(self.spans)
+        for sink in self._hearing:
+            self._hub.unsubscribe(sink)
 
     def flush(self, deadline_seconds: float = CLOSE_SECONDS) -> bool:
         """Wait until what happened before this call has been sent, or the deadline is over.
@@ -192,8 +251,11 @@ class RunTelemetry:
         now = self.converter.statistics()
         fates = self.pipeline.fates()
         foreign = self._foreign
+        exported = fates.get("exported", 0)
         return {
-            "exported": fates.get("exported", 0) if foreign is None else foreign.exported,
+            "exported": exported
+            if foreign is None
+            else foreign.exported + min(exported, self._before_provider),
             "sampled": now.sampled + (0 if foreign is None else foreign.unheard),
             "dropped": now.lost + (fates.get("dropped", 0) if foreign is None else 0),
             "failed": fates.get("failed", 0) if foreign is None else 0,

@@ -8,8 +8,8 @@ run: it is one loud line. Nothing here suspends.
 
 from __future__ import annotations
 
-import atexit
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from quiesce.observers import default_hub
@@ -43,7 +43,8 @@ def _start(hub: Hub) -> None:
         if is_enabled(hub):
             return  # switched on in code, which knows better
         handle = enable_metrics(hub=hub)
-        atexit.register(handle.close, settings.linger_seconds)
+        if settings.linger_seconds:
+            handle.telemetry.end_with(partial(handle.close, settings.linger_seconds))
     except Exception as error:  # noqa: BLE001 - whatever is wrong with telemetry, the run goes on without it
         # Without a logging configuration this is one line on standard error.
         _LOG.error("telemetry could not be switched on: %s; the run goes on without it", error)

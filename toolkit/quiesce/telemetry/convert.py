@@ -90,6 +90,7 @@ class Converter:
         observer: Where other hooks are noted.
         tracing: Makes spans.
         pipeline: Takes finished spans; None where the tracing has a way out of its own.
+        look: Called now and then, between two batches: whether the tracing has changed.
         families: Histograms of the metrics observer by name, which get exemplars.
         budget: Spans of slots a second; 0 or None: no limit.
         clock: Monotonic nanoseconds; the same clock as the barriers'.
@@ -103,6 +104,7 @@ class Converter:
         tracing: Tracing,
         pipeline: Pipeline | None,
         *,
+        look: Callable[[], None] | None = None,
         families: dict[str, HistogramFamily | NumberFamily] | None = None,
         budget: float | None = SPAN_BUDGET,
         slow_seconds: float = SLOW_SECONDS,
@@ -113,6 +115,7 @@ class Converter:
         self._observer = observer
         self._tracing = tracing
         self._pipeline = pipeline
+        self._look = look
         self._families = {} if families is None else families
         self._clock = clock
         self._unix_clock = unix_clock
@@ -231,6 +234,7 @@ class Converter:
         know the windows that asked before it ended; and a window is finished after the slots that delayed it.
         """
         try:
+            self._find_context()
             head = self._recorder.position
             notes = self._observer.take(_NOTES)
             for note in notes:
@@ -244,7 +248,6 @@ class Converter:
                 more = self._convert_slots(head)
                 self._story.finish_windows(self._read)
             self._hand_over()
-            self._find_context()
         except Exception:  # noqa: BLE001 - whatever a foreign provider raises, say
             self._wrong("spans could not be made")
             return False
@@ -335,7 +338,7 @@ class Converter:
         spans = self._tracing.take()
         if self._pipeline is not None:
             self._handed += len(spans)
-            if not self._pipeline.put_spans(spans):
+            if spans and not self._pipeline.put_spans(spans):
                 return
         for numbers, wait_ns, hold_ns, handle, end in lit:
             if hold_ns != NEVER_HELD:
@@ -356,7 +359,9 @@ class Converter:
         return ns + self._offset_ns
 
     def _find_context(self) -> None:
-        """Look for OpenTelemetry, which may be loaded late, and for a clock that was set."""
+        """Look for OpenTelemetry, which may be loaded late, for its provider, and for a clock that was set."""
+        if self._look is not None:
+            self._look()
         if self._recorder.current is None:
             reader = context_reader()
             if reader is not None:

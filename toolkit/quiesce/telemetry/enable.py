@@ -265,7 +265,8 @@ def enable_metrics(
         exporters: Names of further exporters: ``recorder``, ``otlp``, ``textfile``, ``wandb``, or others that are
             installed. None takes the recorder where there is a ``run_dir``.
         tracer_provider: The application's own OpenTelemetry tracer provider, through which spans go then; None takes
-            the one that the application has installed globally, if it has. Spans are then exported by it alone (and
+            the one that the application has installed globally, once it has (with no exporter: if it has by now).
+            Spans are then exported by it alone (and
             recorded): ``otlp`` sends metrics only, unless its setting ``spans`` is true.
         spans_per_second: Budget of slots' spans beside the interesting ones; infinite keeps each.
         settings: Settings of exporters, by the exporter's name.
@@ -310,6 +311,8 @@ def enable_metrics(
         sinks=sinks,
         collect=collect,
         provider=provider,
+        find_provider=_installed_provider,
+        withheld=() if given.get("otlp", {}).get("spans") else ("otlp",),
         budget=SPAN_BUDGET if budget is None else None if math.isinf(budget) else budget,
     )
     collector = QuiesceCollector(telemetry.observer, hub, run=run, role=role, info=info)

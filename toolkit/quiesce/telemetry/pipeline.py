@@ -280,6 +280,10 @@ class Pipeline:
             self.settle(batch, "dropped")
         return len(spans) if queued else 0
 
+    def withhold(self, name: str) -> None:
+        """Give a sink no further spans; for the thread that puts them."""
+        self._span_lanes = tuple(lane for lane in self._span_lanes if lane.name != name)
+
     def put_event(self, event: Mapping[str, object]) -> None:
         """Hand a line of the run's log over to every sink."""
         if not self._dead:

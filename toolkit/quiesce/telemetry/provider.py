@@ -8,6 +8,7 @@ the training draws must not. Nothing here suspends.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -47,6 +48,7 @@ class ProviderTracing:
         from opentelemetry import trace
 
         self._trace = trace
+        self._provider = provider
         self._tracer = _leave_random_alone(provider.get_tracer("quiesce", version))
         self._copies = OwnTracing() if copies else None
         self.exported = 0
@@ -149,6 +151,17 @@ class ProviderTracing:
         """Return the spans that sinks of ours are given beside the provider's processors."""
         return [] if self._copies is None else self._copies.take()
 
+    def flush(self, seconds: float) -> None:
+        """Have the provider's processors send what they hold, for a process that ends without its own end.
+
+        Args:
+            seconds: What they are told; they may take longer.
+        """
+        flush = getattr(self._provider, "force_flush", None)
+        if flush is not None:
+            with contextlib.suppress(Exception):  # whatever its processors raise, the process ends
+                flush(int(seconds * 1_000))
+
     def _context(self, parent: SpanHandle | Parent | None) -> Any:  # noqa: ANN401 - an OpenTelemetry context
         from opentelemetry.context import Context
 
@@ -172,10 +185,11 @@ class ProviderTracing:
 
 def _leave_random_alone(tracer: Any) -> Any:  # noqa: ANN401 - a tracer of whatever provider
     """Give a tracer of the SDK our identifiers, if it has the stock generator; another one was chosen by somebody."""
-    stock: Any = getattr(sys.modules.get("opentelemetry.sdk.trace.id_generator"), "RandomIdGenerator", None)
-    if stock is None or type(getattr(tracer, "id_generator", None)) is not stock:
+    module: Any = sys.modules.get("opentelemetry.sdk.trace.id_generator")
+    stock: Any = getattr(tracer, "id_generator", None)
+    if module is None or stock.__class__ is not module.RandomIdGenerator:
         return tracer
-    ours = stock()
+    ours: Any = module.RandomIdGenerator()
     identifiers = Identifiers()
     ours.generate_span_id = identifiers.span
     ours.generate_trace_id = identifiers.trace

@@ -214,6 +214,10 @@ class Identities:
         trace_id = self._identifiers.trace() if parent is None else parent.trace_id
         self.know(cut_id, (trace_id, self._identifiers.span()))
 
+    def leave_to_provider(self) -> None:
+        """Draw no more: from now on identifiers are a provider's."""
+        self._identifiers = None
+
     def know(self, cut_id: str, link: Link) -> None:
         """Remember the identifiers of a cut's outermost span."""
         while len(self._known) >= _REMEMBERED:
@@ -338,6 +342,11 @@ class OwnTracing:
             )
         )
         return handle
+
+    @staticmethod
+    def opened(handle: SpanHandle) -> bool:
+        """Return whether a span is one of ours, and open."""
+        return isinstance(handle.open, _Open)
 
     def take(self) -> list[FinishedSpan]:
         """Return what has ended."""
