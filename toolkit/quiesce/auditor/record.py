@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 from quiesce.invariants.violation import Severity, Violation
 
-__all__ = ["MAX_GROUPS", "MAX_RECORDS", "Origin", "Records", "ViolationRecord"]
+__all__ = ["MAX_GROUPS", "MAX_RECORDS", "Origin", "Records", "ViolationRecord", "fault_of"]
 
 MAX_RECORDS: Final = 1000
 """Records that are kept in memory, and in the file once it is rewritten."""

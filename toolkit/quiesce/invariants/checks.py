@@ -9,7 +9,7 @@ Rule: pure. No check changes anything, reads a file or a clock, or depends on an
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,7 @@ from quiesce.types import BufferEntry, GroupRecord, PromptRef, RowKey
 if TYPE_CHECKING:
     from quiesce.accounting import AccountingState, EpochAccount
     from quiesce.checkpoint.cut import CutState
-    from quiesce.invariants.facts import CutFacts
+    from quiesce.invariants.facts import CutFacts, RowFacts
 
 __all__ = [
     "conservation",
@@ -40,13 +40,17 @@ _NAMED: Final = 5
 
 def single_owner(state: CutState, facts: CutFacts) -> list[Violation]:  # noqa: ARG001 - of all checks
     """No group is in two of ledger, spares, buffer, training."""
+    ids_by_owner = {
+        "ledger": [record.group_id for record in state.ledger],
+        "spares": [ref.group_id for ref in state.spares],
+        "buffer": [entry.group_id for entry in state.ready],
+        "training": [entry.group_id for entry in state.claimed],
+    }
+    counted = sum(map(len, ids_by_owner.values()))
+    if len(set().union(*ids_by_owner.values())) == counted:
+        return []
     owners: dict[str, list[str]] = defaultdict(list)
-    for owner, ids in (
-        ("ledger", (record.group_id for record in state.ledger)),
-        ("spares", (ref.group_id for ref in state.spares)),
-        ("buffer", (entry.group_id for entry in state.ready)),
-        ("training", (entry.group_id for entry in state.claimed)),
-    ):
+    for owner, ids in ids_by_owner.items():
         for group_id in ids:
             owners[group_id].append(owner)
     groups_by_owners: dict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -167,22 +171,17 @@ def cursor_within_lookahead(state: CutState, facts: CutFacts) -> list[Violation]
                 evidence={"next_admission_id": sampler.next_admission_id},
             )
         )
-    stamped: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for item in items:
-        if item.target_step is not None:
-            stamped[item.target_step][item.admission_id].append(item.group_id)
-    for step, admissions in sorted(stamped.items()):
-        if len(admissions) > 1:
-            groups = [group_id for ids in admissions.values() for group_id in ids]
-            found.append(
-                _found(
-                    name,
-                    state,
-                    f"step {step} is stamped for {len(admissions)} admissions: {_names(groups)}",
-                    groups=groups,
-                    evidence={"target_step": step, "admissions": sorted(admissions)},
-                )
+    for step, admissions in sorted(_shared_stamps(items).items()):
+        groups = [group_id for ids in admissions.values() for group_id in ids]
+        found.append(
+            _found(
+                name,
+                state,
+                f"step {step} is stamped for {len(admissions)} admissions: {_names(groups)}",
+                groups=groups,
+                evidence={"target_step": step, "admissions": sorted(admissions)},
             )
+        )
     return found
 
 
@@ -215,7 +214,9 @@ def rows_present(state: CutState, facts: CutFacts) -> list[Violation]:
     if facts.rows is None:
         return []
     present = facts.rows.present
-    missing = [key for entry in state.entries for key in entry.keys if key not in present]
+    missing: list[RowKey] = []
+    if _compared(state, facts.rows)[0] < sum(len(entry.keys) for entry in state.entries):
+        missing = [key for entry in state.entries for key in entry.keys if key not in present]
     found = []
     if missing:
         groups = tuple(dict.fromkeys(key.group_id for key in missing))
@@ -249,7 +250,7 @@ def rows_not_orphaned(state: CutState, facts: CutFacts) -> list[Violation]:
     if facts.rows is None or facts.rows.on_disk or facts.rows.settling is None:
         return []
     settling = facts.rows.settling
-    orphans = sorted(key.encode() for key in _unowned(state, facts.rows.present) if key not in settling)
+    orphans = sorted(key.encode() for key in _unowned(state, facts.rows) if key not in settling)
     if not orphans:
         return []
     groups = tuple(dict.fromkeys(RowKey.decode(key).group_id for key in orphans))
@@ -362,24 +363,27 @@ def _bits(bitmap: int) -> Iterator[int]:
 
 def _owned_positions(state: CutState) -> tuple[dict[int, int], dict[int, int]]:
     """Return, by epoch, the bitmaps of owned positions and of those that two groups stand for."""
-    refs: dict[str, PromptRef] = {ref.group_id: ref for ref in state.spares}
-    # A group in two owners is one group here: that is single_owner's to report.
-    refs |= {item.group_id: item.prompt for item in _groups(state)}
+    refs = [*state.spares, *(item.prompt for item in _groups(state))]
     positions: dict[int, list[int]] = defaultdict(list)
-    for ref in refs.values():
+    for ref in refs:
         positions[ref.epoch].append(ref.position)
-    owned: dict[int, int] = {}
+    owned = {epoch: _bitmap(found) for epoch, found in positions.items()}
     crowded: dict[int, int] = {}
-    for epoch, found in positions.items():
-        owned[epoch] = _bitmap(found)
-        if owned[epoch].bit_count() != len(found):
-            crowded[epoch] = _bitmap(position for position in set(found) if found.count(position) > 1)
+    if sum(bits.bit_count() for bits in owned.values()) < len(refs):
+        # A group in two owners is one group here: that is single_owner's to report.
+        by_group = {ref.group_id: ref for ref in state.spares}
+        by_group |= {item.group_id: item.prompt for item in _groups(state)}
+        counted = Counter((ref.epoch, ref.position) for ref in by_group.values())
+        for epoch in owned:
+            twice = [position for (of, position), count in counted.items() if of == epoch and count > 1]
+            if twice:
+                crowded[epoch] = _bitmap(twice)
     return owned, crowded
 
 
 def _bitmap(positions: Iterable[int]) -> int:
-    found = sorted(positions)
-    bits = bytearray((found[-1] >> 3) + 1 if found else 0)
+    found = tuple(positions)
+    bits = bytearray((max(found) >> 3) + 1 if found else 0)
     for position in found:
         bits[position >> 3] |= 1 << (position & 7)
     return int.from_bytes(bits, "little")
@@ -526,11 +530,62 @@ def _unwritten(state: CutState, present: Collection[RowKey]) -> set[RowKey]:
     return others.difference(staged_keys(ours, state.ledger_minus_buffer()))
 
 
-def _unowned(state: CutState, present: Collection[RowKey]) -> set[RowKey]:
+def _unowned(state: CutState, rows: RowFacts) -> set[RowKey]:
     """Return the live rows that are neither named by the index nor of a ledger group's current attempt.
 
     A group in flight owns whatever its attempt has put, usable or not: its call hands obsolete chunks over itself.
     """
-    named = {key for entry in state.entries for key in entry.keys}
+    _, others = _compared(state, rows)
+    if not others:
+        return set()
     waiting = {(record.group_id, record.attempt) for record in state.ledger_minus_buffer()}
-    return {key for key in present if key not in named and (key.group_id, key.attempt) not in waiting}
+    strange = {key for key in others if (key.group_id, key.attempt) not in waiting}
+    if not strange:
+        return strange
+    return strange.difference(key for entry in state.entries for key in entry.keys)
+
+
+def _compared(state: CutState, rows: RowFacts) -> tuple[int, tuple[RowKey, ...]]:
+    """Return how many rows are what the index names in their place, and the rows that are not.
+
+    Compared field by field, because that costs a fraction of a hash, and there are many. Whoever finds a number that
+    differs, or a row that is left, has to look closer: the index may name it in another place.
+    """
+    for known, matched, left in rows.compared:
+        if known is state:
+            return matched, left
+    keys_of = {entry.group_id: entry.keys for entry in state.entries}
+    others = list[RowKey]()
+    for key in rows.present:
+        keys, generation = keys_of.get(key.group_id, ()), key.generation
+        if generation < len(keys):
+            named = keys[generation]
+            if named is key or (
+                named.generation == generation
+                and named.attempt == key.attempt
+                and named.sequence == key.sequence
+                and named.incarnation == key.incarnation
+                and named.group_id == key.group_id
+            ):
+                continue
+        others.append(key)
+    found = len(rows.present) - len(others), tuple(others)
+    rows.compared[:] = [(state, *found)]
+    return found
+
+
+def _shared_stamps(items: Iterable[GroupRecord | BufferEntry]) -> dict[int, dict[int, list[str]]]:
+    """Return, by step, the groups of each admission that carries its stamp, where those are several."""
+    first: dict[int, int] = {}
+    shared = set()
+    items = tuple(items)
+    for item in items:
+        step = item.target_step
+        if step is not None and first.setdefault(step, item.admission_id) != item.admission_id:
+            shared.add(step)
+    found: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    if shared:
+        for item in items:
+            if item.target_step in shared and item.target_step is not None:
+                found[item.target_step][item.admission_id].append(item.group_id)
+    return found
