@@ -729,7 +729,9 @@ class StagingRetiredError(RunError):
 
     def __init__(self, group_id: str, attempt: int) -> None:
         self.group_id = group_id
-        super().__init__(f"group {group_id} attempt {attempt} takes no more rows: it was given up, or is over")
+        super().__init__(
+            f"group {group_id} attempt {attempt} takes no more rows: it was given up, or is over"
+        )
 
 
 class StallError(RunError):

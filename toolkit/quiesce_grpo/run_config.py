@@ -120,9 +120,7 @@ class MetricsConfig:
         if self.port is not None and not 0 <= self.port <= MAX_PORT:
             raise ConfigError("metrics.port", f"must be from 0 to {MAX_PORT}, not {self.port}")
         if self.spans_per_second < 0:
-            raise ConfigError(
-                "metrics.spans_per_second", f"cannot be negative, not {self.spans_per_second}"
-            )
+            raise ConfigError("metrics.spans_per_second", f"cannot be negative, not {self.spans_per_second}")
         if self.linger_seconds < 0:
             raise ConfigError("metrics.linger_seconds", f"cannot be negative, not {self.linger_seconds}")
 

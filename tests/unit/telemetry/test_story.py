@@ -393,7 +393,15 @@ def everything(scene: Telling) -> None:
     fire("rollout_ended", "g1", 0, 5, "completed", 1)
     fire("owner_moved", "g1", "training", "trained", "")
     fire("train_step_started", 1, 0)
-    fire("train_step_ended", 1, 0, 5, 1, "completed", dict.fromkeys(("reward", "loss", "kl", "staleness", "speed"), 0.5))
+    fire(
+        "train_step_ended",
+        1,
+        0,
+        5,
+        1,
+        "completed",
+        dict.fromkeys(("reward", "loss", "kl", "staleness", "speed"), 0.5),
+    )
     fire("weight_synced", 1, 5, "completed")
     fire("clear_ended", "0", 1, 1, 5, "completed", (("g1", 0),))
     fire("restore_ended", "completed", "", {"rows": 5}, {})
