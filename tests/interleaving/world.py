@@ -461,7 +461,7 @@ class World:
             facts = CutFacts.of(captured, parent=self.parent, gate_window=self.gate_window, settling=settling)
             await pause(f"write {state.cut_id}")
             present = frozenset(captured.snapshot.keys())
-            if facts.rows is None or present != facts.rows.present:
+            if facts.rows is None or present != frozenset(facts.rows.present):
                 raise BrokenError("rows_present", "the snapshot has changed while it was open")
             self.judge(check_cut(state, replace(facts, seals=(self.seal(state),))))
         finally:

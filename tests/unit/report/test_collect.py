@@ -1,5 +1,6 @@
 """What is read out of a recording: growth over restarts, saves put together, bounded whatever comes."""
 
+import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -15,7 +16,14 @@ from quiesce.telemetry.finished import FinishedSpan
 from quiesce.telemetry.recording import Recording
 from quiesce_exporters.recorder import Recorder
 
-NOW = time.time()
+NOW = 0.0
+"""When the test began: the recorder's files are begun then, and nothing that they hold is older."""
+
+
+@pytest.fixture(autouse=True)
+def _now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set it anew for each test: the module may have been loaded a quarter of an hour before."""
+    monkeypatch.setattr(sys.modules[__name__], "NOW", time.time())
 
 
 def recorder(run_dir: Path, incarnation: int = 1, role: str = "controller") -> Recorder:
