@@ -55,8 +55,8 @@ def test_a_stop_saves_once_and_the_resume_goes_on(
         assert run.stderr == ""
         assert f"go on with   quiesce train --run-dir {run_dir} --resume" in run.stdout
         assert "run stopped at step" in run.stdout
-        # The one that is written, the one that the trainer waits for it with, and the stop's own.
-        assert run.stdout.count("\nsaved step") - saved <= 3
+        # The one that is being written, and the stop's own; one that waits for the first is not needed any more.
+        assert run.stdout.count("\nsaved step") - saved <= 2
         found = audit(run_dir)
         assert found["ok"], found
         assert newest(run_dir).name in {Path(item["path"]).name for item in found["checkpoints"]}

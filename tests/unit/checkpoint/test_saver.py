@@ -102,6 +102,35 @@ async def test_a_save_with_nothing_changed_is_skipped_before_anything_is_fenced(
     await rig.close()
 
 
+async def test_a_save_that_is_not_needed_once_the_write_before_has_ended_is_skipped(tmp_path: Path) -> None:
+    """Asked after the wait and not before, and nobody is fenced; the next save is a save again."""
+    fence = RecordingFence()
+    rig = Rig(tmp_path / "run", fence=fence)
+    rig.trainer.write_may_end.clear()
+    assert (await rig.saver.save(step=0, trainer_version=0)).outcome == "pending"
+    await rig.finished()
+    closed, stopping, asked = len(fence.calls), False, []
+
+    def unless() -> bool:
+        asked.append(rig.saver.statistics().writing)
+        return stopping
+
+    waiting = asyncio.create_task(rig.saver.save(step=1, trainer_version=1, unless=unless))
+    await asyncio.sleep(0)
+    assert rig.saver._lock.locked()  # noqa: SLF001 - it waits for the write
+    stopping = True
+    rig.trainer.write_may_end.set()
+    result = await waiting
+
+    assert (result.outcome, result.reason) == ("skipped", "not_needed")
+    assert asked == [False]
+    assert len(fence.calls) == closed
+    assert not rig.saver.last_failed
+    assert rig.names() == ["step_0"]
+    assert (await rig.saver.save(step=1, trainer_version=1, unless=lambda: False)).outcome == "pending"
+    await rig.close()
+
+
 async def test_a_save_after_a_failed_one_is_not_skipped(rig: Rig) -> None:
     """Only a published cut counts as the last one."""
     rig.trainer.write_error = OSError(5, "io")

@@ -17,6 +17,7 @@ outcome    reason                when
 =========  ====================  ==================================================
 completed                        published
 skipped    nothing_changed       the last published cut is what a new one would be
+skipped    not_needed            ``unless`` held once the write before had ended
 refused    invariant             written as ``step_N.suspect``
 refused    superseded            a later incarnation of the run has started
 refused    previous_write        the write before did not end in time
@@ -239,7 +240,12 @@ class Checkpointer:
     # ------------------------------------------------------------------------------------------------ saving
 
     async def save(
-        self, *, step: int, trainer_version: int, reason: Literal["interval", "stop", "start"] = "interval"
+        self,
+        *,
+        step: int,
+        trainer_version: int,
+        reason: Literal["interval", "stop", "start"] = "interval",
+        unless: Callable[[], bool] | None = None,
     ) -> SaveResult:
         """Take a cut; returns once the trainer's state is staged, with the rest going on in the background.
 
@@ -247,6 +253,8 @@ class Checkpointer:
             step: Trained steps.
             trainer_version: The trainer version; it and the step do not move until this returns.
             reason: Why, for the log.
+            unless: Asked once the write before has ended, before anybody is disturbed; true skips the attempt. A run
+                that is asked to stop meanwhile saves once, not twice.
 
         Returns:
             ``pending``, or how the attempt ended if it got no further. An attempt that fails for a reason
@@ -263,7 +271,7 @@ class Checkpointer:
         _LOG.debug("saving step %d (%s)", step, reason)
         try:
             async with self._lock:
-                return await self._attempt(attempt)
+                return await self._attempt(attempt, unless)
         except asyncio.CancelledError as error:
             self._end(attempt, "cancelled", "cancelled", error=error)
             raise
@@ -323,12 +331,13 @@ class Checkpointer:
             retention_failures=self._retention_failures,
         )
 
-    async def _attempt(self, attempt: _Attempt) -> SaveResult:
+    async def _attempt(self, attempt: _Attempt, unless: Callable[[], bool] | None) -> SaveResult:
         await self._previous_write(attempt)
         await self._prepare_once()
-        if self._nothing_changed(attempt):
+        changed = not self._nothing_changed(attempt)
+        if not changed or (unless is not None and unless()):
             self._run.journal.append("skipped", self._incarnation, step=attempt.step)
-            return self._end(attempt, "skipped", "nothing_changed")
+            return self._end(attempt, "skipped", "not_needed" if changed else "nothing_changed")
         captured, rows = await self._fenced(attempt)
         try:
             since = self._clock()

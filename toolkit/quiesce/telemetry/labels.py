@@ -81,6 +81,7 @@ ENDED: Final = ("completed", "failed", "cancelled")
 CHECKPOINT_REASONS: Final = (
     "",
     "nothing_changed",
+    "not_needed",
     "drain_timeout",
     "invariant",
     "disk",
