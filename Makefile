@@ -11,6 +11,8 @@ export PYTHON ?= python3
 export TORCH TORCH_INDEX DEV
 
 BIN := .venv/bin
+# Tests run side by side, in at most four processes; `make test ARGS="-n 0"` runs them in one.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 # More arguments for the command of a target, as in: make train ARGS="--run-dir runs/mine --resume"
 ARGS ?=
 
@@ -31,10 +33,10 @@ train: setup ## train a tiny policy on two CPU cores, in under three minutes
 	@$(BIN)/quiesce train tiny $(ARGS)
 
 test: setup tools ## every test but the long ones and those that need a GPU
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-core: setup ## the tests that need no program of the distribution
-	@$(BIN)/python -m pytest -m "not soak and not gpu and not distribution" $(ARGS)
+	@$(PYTEST) -m "not soak and not gpu and not distribution" $(ARGS)
 
 # Every part runs even when another found something, so that one call shows all that there is to mend.
 lint: setup ## style, format, types, dependency rules, generated files

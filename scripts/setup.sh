@@ -126,7 +126,7 @@ case $kind in
 esac
 
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
-extras=grpo,dashboards,otlp,report
+extras=grpo,dashboards,otlp,report,view
 what=()
 if [[ $dev != no ]]; then
     extras+=,otlp-grpc,wandb

@@ -1,4 +1,4 @@
-"""Rules that hold for every test: nothing is skipped in silence."""
+"""Rules that hold for every test: nothing is skipped in silence, and a test may say how much it tried."""
 
 from collections.abc import Generator
 from typing import cast
@@ -9,6 +9,9 @@ from hypothesis import settings
 # The same examples every time: a suite that gates a change must not fail by luck, nor for a slow machine.
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile("steady")
+
+TRIED = "tried"
+"""The property with which a test that tries many things says how many; the summary shows it."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -36,3 +39,18 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
         report.outcome = "failed"
         report.longrepr = f"{report.nodeid} skipped itself, which counts as a failure here: {reason}"
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was tried; properties travel with a report, whichever process ran the test."""
+    told = sorted(
+        f"{report.location[2]}: {what}"
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.getreports(outcome)
+        for name, what in report.user_properties
+        if name == TRIED
+    )
+    if told:
+        terminalreporter.section("what was tried")
+        for line in told:
+            terminalreporter.write_line(line)

@@ -1,4 +1,4 @@
-"""The fork servers of the crash tests, and a few lines at the end that say how much was tried."""
+"""The fork servers of the crash tests, and what those tests say of how much they tried."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.conftest import TRIED
 from tests.crash.forkserver import ForkPool
-
-TOLD = pytest.StashKey[dict[str, str]]()
 
 
 @pytest.fixture(scope="session")
@@ -20,19 +19,10 @@ def pool() -> Iterator[ForkPool]:
 
 
 @pytest.fixture
-def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
+def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Return a function that takes what a test tried; the summary shows it."""
 
     def told(what: str) -> None:
-        request.config.stash.setdefault(TOLD, {})[request.node.name] = what
+        record_property(TRIED, what)
 
     return told
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what was tried."""
-    told = config.stash.get(TOLD, {})
-    if told:
-        terminalreporter.section("what the crash tests tried")
-        for name in sorted(told):
-            terminalreporter.write_line(f"{name}: {told[name]}")
