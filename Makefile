@@ -12,11 +12,11 @@ export TORCH TORCH_INDEX DEV
 
 BIN := .venv/bin
 # Tests run side by side, in at most four processes; `make test ARGS="-n 0"` runs them in one.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 # More arguments for the command of a target, as in: make train ARGS="--run-dir runs/mine --resume"
 ARGS ?=
 
-.PHONY: help setup tools train test test-core lint lint-style lint-format lint-types lint-imports lint-generated \
+.PHONY: help setup tools train view test test-core lint lint-style lint-format lint-types lint-imports lint-generated \
 	format bench docs soak gpu-check clean
 
 help: ## this list
@@ -26,11 +26,16 @@ help: ## this list
 setup: ## create .venv/ with quiesce and everything that its tests need
 	@scripts/setup.sh
 
-tools: ## fetch the programs of the distribution that tests start, into .tools/
+tools: setup ## fetch the programs of the distribution that tests start, and Grafana's schema, into .tools/
 	@scripts/fetch_tools.sh
+	@scripts/fetch_schema.sh
 
 train: setup ## train a tiny policy on two CPU cores, in under three minutes
 	@$(BIN)/quiesce train tiny $(ARGS)
+
+view: setup ## draw a run's dashboards in a browser: the newest under runs/, or ARGS="runs/mine"
+	@scripts/fetch_tools.sh
+	@$(BIN)/quiesce view $(ARGS)
 
 test: setup tools ## every test but the long ones and those that need a GPU
 	@$(PYTEST) $(ARGS)
@@ -62,7 +67,7 @@ format: setup ## put every file into the shape that `make lint` asks for
 	@$(BIN)/ruff format .
 
 bench: setup ## measure the primitives, each beside a baseline; prints JSON
-	@for name in slots window reply restore; do $(BIN)/quiesce bench $$name --json $(ARGS); done
+	@for name in slots window reply restore auditor; do $(BIN)/quiesce bench $$name --json $(ARGS); done
 
 docs: setup ## build the documentation into site/; a warning is an error
 	@$(BIN)/mkdocs build --strict --quiet

@@ -109,6 +109,7 @@ def prometheus(
     alertmanagers: Sequence[int],
     port: int,
     interval: str = "500ms",
+    further: Sequence[str] = (),
 ) -> Iterator[str]:
     """Run a Prometheus over a folder of targets; yield its address.
 
@@ -119,6 +120,7 @@ def prometheus(
         alertmanagers: Ports of Alertmanagers.
         port: Where it listens.
         interval: How often it scrapes and evaluates.
+        further: More arguments.
     """
     config = {
         "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
@@ -142,6 +144,7 @@ def prometheus(
         f"--config.file={path}",
         f"--storage.tsdb.path={folder / 'prometheus-data'}",
         f"--web.listen-address=127.0.0.1:{port}",
+        *further,
     )
     with program(TOOLS / "prometheus", folder, *arguments, ready=f"{url}/-/ready"):
         yield url

@@ -16,13 +16,38 @@ from quiesce.telemetry import names
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["TARGET_LABELS", "UP", "check_expression", "grew", "matching", "metrics_of", "series", "sum_by"]
+__all__ = [
+    "ALERTS",
+    "TARGET_LABELS",
+    "UP",
+    "VARIABLES",
+    "check_expression",
+    "firing",
+    "grew",
+    "matching",
+    "metrics_of",
+    "picked",
+    "quantile",
+    "series",
+    "sum_by",
+]
 
 TARGET_LABELS: Final = ("instance", "job")
 """Labels that Prometheus itself adds to what it scrapes."""
 
 UP: Final = "up"
 """The one metric that is Prometheus' own: whether the last scrape of a target worked."""
+
+ALERTS: Final = "ALERTS"
+"""The series that Prometheus writes of its rules: 1 for each alert that is pending or firing."""
+
+_ALERT_LABELS: Final = ("alertname", "alertstate", "severity")
+
+VARIABLES: Final = ("job", "run", "instance", "kind")
+"""The variables of dashboards that stand for values of labels of the same names."""
+
+_INTERVALS: Final = {"$__rate_interval": "4m", "$__interval": "1m", "$__range_s": "3600", "$__range": "1h"}
+"""What Grafana puts in by itself, with a value to judge an expression by."""
 
 _SUFFIXES: Final = {"histogram": ("_bucket", "_sum", "_count")}
 
@@ -64,6 +89,56 @@ def series(
         parts.append(f'{label}{operator}"{"|".join(values)}"')
     inside = "{" + ",".join(parts) + "}" if parts else ""
     return f"{metric.name}{suffix}{inside}"
+
+
+def picked(
+    metric: names.Metric,
+    suffix: str = "",
+    /,
+    *,
+    without: Mapping[str, Value] | None = None,
+    **matchers: Value,
+) -> str:
+    """Return a selector of those series of a metric that a dashboard's variables pick.
+
+    Args:
+        metric: From the catalogue.
+        suffix: ``_bucket``, ``_sum`` or ``_count`` of a histogram.
+        without: Values by label that are left out.
+        matchers: Values by label; several values match any of them.
+
+    Raises:
+        ValueError: If the catalogue has no such metric, label or value.
+    """
+    chosen = ['job=~"$job"', 'run="$run"', 'instance=~"$instance"']
+    if "kind" not in matchers and any(label.name == "kind" and label.extended for label in metric.labels):
+        chosen.append('kind=~"$kind"')
+    said = series(metric, suffix, without=without, **matchers)
+    name, _, rest = said.partition("{")
+    return f"{name}{{{','.join([*chosen, *filter(None, [rest.removesuffix('}')])])}}}"
+
+
+def firing() -> str:
+    """Return a selector of the alerts of the chosen run that fire."""
+    return f'{ALERTS}{{alertname=~"Quiesce.*",alertstate="firing",run="$run"}}'
+
+
+def quantile(
+    share: float, metric: names.Metric, by: Sequence[str] = (), window: str = "$__rate_interval"
+) -> str:
+    """Return an expression for a quantile of a histogram of the chosen run.
+
+    Args:
+        share: Which, 0 to 1.
+        metric: The histogram.
+        by: Labels to keep.
+        window: A PromQL duration.
+
+    Raises:
+        ValueError: If the metric is no histogram, or has no such label.
+    """
+    inside = sum_by(["le", *by], f"increase({picked(metric, '_bucket')}[{window}])")
+    return f"histogram_quantile({share:g}, {inside})"
 
 
 def sum_by(labels: Sequence[str], expression: str, *, function: str = "sum") -> str:
@@ -111,7 +186,7 @@ def check_expression(expression: str) -> None:
         ExtraMissingError: If the parser is not installed.
     """
     parser = _parser()
-    tree = parser.parse(expression)
+    tree = parser.parse(_readable(expression))
     known = {label for selector in _selectors(tree) for label in _check_selector(selector)}
 
     def grouping(node: Any) -> None:  # noqa: ANN401 - any node of the tree
@@ -133,7 +208,14 @@ def metrics_of(expression: str) -> set[str]:
         ValueError: If it does not parse.
         ExtraMissingError: If the parser is not installed.
     """
-    return {str(selector.name) for selector in _selectors(_parser().parse(expression))}
+    return {str(selector.name) for selector in _selectors(_parser().parse(_readable(expression)))}
+
+
+def _readable(expression: str) -> str:
+    """Put a value in for each interval that Grafana puts in."""
+    for name, value in _INTERVALS.items():
+        expression = expression.replace(name, value)
+    return expression
 
 
 def _parser() -> ModuleType:
@@ -159,6 +241,11 @@ def _check_selector(selector: Any) -> set[str]:  # noqa: ANN401 - the parser's n
     """Return the labels that the selected series have."""
     name = str(selector.name)
     matchers = [(str(item.name), str(item.value), str(item.op)) for item in selector.matchers.matchers]
+    if name == ALERTS:
+        for label, _, _ in matchers:
+            if label not in (*_ALERT_LABELS, *names.CONSTANT_LABELS, *TARGET_LABELS):
+                raise ValueError(f"{ALERTS} has no label {label!r}")
+        return {*_ALERT_LABELS, *names.CONSTANT_LABELS, *TARGET_LABELS}
     if name == UP:
         for label, _, _ in matchers:
             if label not in TARGET_LABELS:
@@ -190,6 +277,10 @@ def _find(name: str) -> tuple[names.Metric, str]:
 def _check_value(metric: names.Metric, suffix: str, label: str, value: str) -> None:
     if label in names.CONSTANT_LABELS or label in TARGET_LABELS:
         return
+    if value.startswith("$"):
+        if value.removeprefix("$") != label or label not in VARIABLES:
+            raise ValueError(f"{metric.name}: {label}={value!r} is not the variable of that label")
+        return
     if label == "le" and suffix == "_bucket":
         if value != "+Inf" and float(value) not in metric.buckets:
             raise ValueError(f"{metric.name} has no bucket {value}")
@@ -205,6 +296,6 @@ def _check_value(metric: names.Metric, suffix: str, label: str, value: str) -> N
 def _grouping(word: str, labels: Sequence[str]) -> str:
     known = {label.name for metric in names.METRICS.values() for label in metric.labels}
     for label in labels:
-        if label not in known and label not in names.CONSTANT_LABELS and label not in TARGET_LABELS:
+        if label not in {*known, *names.CONSTANT_LABELS, *TARGET_LABELS, *_ALERT_LABELS, "le"}:
             raise ValueError(f"no metric has a label {label!r}")
     return f"{word} ({', '.join(labels)})"

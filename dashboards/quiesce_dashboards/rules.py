@@ -13,6 +13,7 @@ from typing import Any, Final
 import yaml
 
 from quiesce_dashboards.alerts import Alert, alerts
+from quiesce_dashboards.generated_files import stale, write
 from quiesce_dashboards.objectives import AlertConfig
 from quiesce_dashboards.queries import check_expression
 
@@ -89,16 +90,7 @@ def build(directory: Path | str = GENERATED, config: AlertConfig | None = None) 
     Raises:
         OSError: If a file cannot be written.
     """
-    folder = Path(directory)
-    files = rule_files(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name in check(folder, config):
-        scratch = folder / f".{name}.tmp"
-        scratch.write_text(files[name], encoding="utf-8")
-        scratch.replace(folder / name)
-        written.append(folder / name)
-    return written
+    return write(Path(directory), rule_files(config))
 
 
 def check(directory: Path | str = GENERATED, config: AlertConfig | None = None) -> list[str]:
@@ -108,12 +100,7 @@ def check(directory: Path | str = GENERATED, config: AlertConfig | None = None) 
         directory: Where they are.
         config: The numbers; None takes the defaults.
     """
-    stale = []
-    for name, text in rule_files(config).items():
-        path = Path(directory) / name
-        if not path.is_file() or path.read_bytes() != text.encode():
-            stale.append(name)
-    return stale
+    return stale(Path(directory), rule_files(config))
 
 
 def _rule(alert: Alert) -> dict[str, Any]:

@@ -280,6 +280,8 @@ class Alertmanager:
             )
         }
         for family in families:
+            if family.type == "histogram":
+                continue  # none is wanted, and their samples would be made only for this
             for sample in family.samples:
                 if sample.name in wanted:
                     values = found.setdefault(sample.name, {})

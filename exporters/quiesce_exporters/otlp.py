@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from quiesce.telemetry.finished import FinishedSpan
+    from quiesce_exporters.otlp_spans import PlainPart
 
 __all__ = ["OtlpSink", "OtlpWriter", "make_otlp"]
 
@@ -67,11 +68,18 @@ class OtlpWriter:
         Raises:
             OtlpSendError: If the collector did not take them.
         """
-        if self._traces is None or not batch:
-            return
-        from quiesce_exporters.otlp_spans import encode_spans
+        from quiesce_exporters.otlp_spans import plain_parts
 
-        body = encode_spans(batch, self._resource, scope=SCOPE, version=self._version)
+        if batch:
+            self.parts(plain_parts(batch))
+
+    def parts(self, parts: Iterable[PlainPart]) -> None:
+        """Export spans that are plain values already; see :meth:`spans`."""
+        if self._traces is None:
+            return
+        from quiesce_exporters.otlp_spans import encode_parts
+
+        body = encode_parts(parts, self._resource, scope=SCOPE, version=self._version)
         self._count(self._traces.send(body), "spans")
 
     def samples(self, families: Sequence[Metric], unix_time: float) -> None:

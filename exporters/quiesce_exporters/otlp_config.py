@@ -8,6 +8,7 @@ suspends or connects.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -107,7 +108,10 @@ def _endpoint(env: Mapping[str, str], signal: Signal) -> Endpoint:
     if protocol == "http/protobuf" and own == "OTEL_EXPORTER_OTLP_ENDPOINT":
         url = f"{url.rstrip('/')}/v1/{signal}"
     timeout_name, timeout = _get(env, signal, "TIMEOUT", "")
-    compression_name, compression = _get(env, signal, "COMPRESSION", "gzip")
+    # Compressing takes as long as encoding; to a collector on this machine it saves nothing. The specification leaves
+    # the default to whoever exports, with just that in mind.
+    unsaid = "none" if _is_here(parts.hostname) else "gzip"
+    compression_name, compression = _get(env, signal, "COMPRESSION", unsaid)
     if compression not in {"gzip", "none"}:
         raise ConfigError(compression_name, f"{compression!r} is neither gzip nor none")
     certificate = _get(env, signal, "CERTIFICATE", "")[1]
@@ -119,6 +123,14 @@ def _endpoint(env: Mapping[str, str], signal: Signal) -> Endpoint:
         gzip=compression == "gzip",
         certificate=Path(certificate) if certificate else None,
     )
+
+
+def _is_here(host: str) -> bool:
+    """Return whether a host is this machine by its name: no name is resolved for it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def _get(env: Mapping[str, str], signal: Signal, what: str, default: str) -> tuple[str, str]:

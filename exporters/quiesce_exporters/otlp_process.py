@@ -6,8 +6,8 @@ child that the parent forks lets go of the pipe, so it cannot keep the process a
 of its own, not forked, so it inherits neither threads nor locks nor the training's memory, and it ignores Ctrl-C: the
 parent ends it. Blocks; the parent's end belongs to one thread.
 
-A message is a length of 8 bytes (little-endian), then a marshalled list of spans, each a tuple of plain values. The
-first message is a marshalled dictionary with the configuration.
+A message is a length of 8 bytes (little-endian), then a marshalled list of parts: a list of spans, each a tuple of plain
+values, or the columns of slots' spans. The first message is a marshalled dictionary with the configuration.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from quiesce.errors import TelemetryError
 from quiesce_exporters.otlp_config import Endpoint, OtlpConfig
+from quiesce_exporters.otlp_spans import PlainSpan, plain_parts
 from quiesce_exporters.otlp_transport import OtlpSendError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _TAKEN: Final = b"ok"
 GRACE_SECONDS: Final = 2.0
 """How much longer than a request's timeout an answer may take before the process is given up."""
 
-LAST_SECONDS: Final = 0.3
+LAST_SECONDS: Final = 0.2
 """How long a request that is being sent when the parent ends may still take."""
 
 
@@ -146,10 +147,13 @@ class ExportProcess:
 
     def _write_spans(self, batch: Sequence[FinishedSpan]) -> None:
         """Write a batch; while ``marshal`` works nobody else has the interpreter, so nothing is done twice."""
+        parts = plain_parts(batch)
         try:
-            data = marshal.dumps(list(map(tuple, batch)))
+            data = marshal.dumps(parts)
         except ValueError:  # a mapping that is no dictionary, a value of a class of its own
-            data = marshal.dumps(_exact([_plain(span) for span in batch]))
+            data = marshal.dumps(
+                _exact([part if isinstance(part, tuple) else list(map(_plain, part)) for part in parts])
+            )
         self._send(data)
 
     def _write(self, value: Any) -> None:  # noqa: ANN401 - what marshal takes
@@ -184,15 +188,10 @@ class ExportProcess:
         return pipe
 
 
-def _plain(span: FinishedSpan) -> tuple[Any, ...]:
+def _plain(span: PlainSpan) -> tuple[Any, ...]:
     """Return a span as values that ``marshal`` takes: exact dictionaries, tuples, texts and numbers."""
-    return (
-        *span[:6],
-        dict(span.attributes),
-        span.links,
-        tuple((name, when, dict(attributes)) for name, when, attributes in span.events),
-        *span[9:],
-    )
+    events = tuple((name, when, dict(attributes)) for name, when, attributes in span[8])
+    return (*span[:6], dict(span[6]), span[7], events, *span[9:])
 
 
 def _exact(value: Any) -> Any:  # noqa: ANN401 - as deep as spans go
@@ -201,6 +200,8 @@ def _exact(value: Any) -> Any:  # noqa: ANN401 - as deep as spans go
         return {str(name): _exact(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_exact(item) for item in value) if type(value) in {list, tuple} else tuple(value)
+    if isinstance(value, bytes):
+        return value
     for plain in (bool, int, float, str):
         if isinstance(value, plain):
             return plain(value)
@@ -218,7 +219,7 @@ def main() -> int:
     writer = _writer(greeting)
     while (batch := _read(source)) is not None:
         try:
-            writer.spans(batch)  # plain tuples: the encoder asks for no more
+            writer.parts(batch)
         except OtlpSendError as error:
             told = f"{'retry' if error.retryable else 'never'} {error.problem}"
             answers.write(" ".join(told.split()).encode() + b"\n")

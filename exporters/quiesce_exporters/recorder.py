@@ -11,24 +11,29 @@ The files are described in ``quiesce.telemetry.recording``, which reads them.
 from __future__ import annotations
 
 import json
+import json.encoder
 import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
+from operator import eq
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from quiesce.errors import ConfigError, RecorderPausedError
+from quiesce.telemetry.exposed import Child, HistogramSnapshot
 from quiesce.telemetry.recording import FOLDER, SLOT_SPAN, STREAMS
+from quiesce.telemetry.slot_spans import IDS_BYTES, SlotSpans, parts_of
 from quiesce_exporters.recorder_files import Folder, Stream
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from quiesce.telemetry.finished import FinishedSpan
+    from quiesce.telemetry.finished import AttributeValue, FinishedSpan, Link, SpanEvent
     from quiesce.telemetry.sinks import SinkContext
 
 __all__ = ["FILE_BYTES", "MAX_BYTES", "RESERVE_BYTES", "Recorder", "RecorderStatistics", "make_recorder"]
@@ -51,6 +56,9 @@ TIDY_AGAIN_SECONDS: Final = 60.0
 _INCARNATION_FILE: Final = "incarnation"
 _LOG: Final = logging.getLogger("quiesce.telemetry")
 _WRITER_BYTES: Final = 6
+_TRACE_DIGITS: Final = 32
+_SHARED: Final = 1_024
+_FORMS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +137,12 @@ class Recorder:
         """
         slots: list[bytes] = []
         others: list[bytes] = []
-        for span in batch:
-            (slots if span.name == SLOT_SPAN else others).append(_span_line(span))
+        for part in parts_of(batch):
+            if isinstance(part, SlotSpans):
+                slots += _slot_lines(part)
+            else:
+                for span in part:
+                    (slots if span.name == SLOT_SPAN else others).append(_span_line(span))
         self._append((("spans", others), ("slots", slots)))
 
     def samples(self, families: Sequence[Metric], unix_time: float) -> None:
@@ -282,28 +294,125 @@ def _plain(value: object) -> object:
     return value
 
 
+def _float(value: float) -> str:
+    return repr(value) if math.isfinite(value) else f'"{value}"'
+
+
+_WRITE: Final[dict[type, Callable[[Any], str]]] = {
+    str: json.encoder.encode_basestring,
+    int: repr,
+    float: _float,
+    bool: {True: "true", False: "false"}.__getitem__,
+}
+"""JSON of what attributes are."""
+
+
+_forms: dict[tuple[str, ...], str] = {}
+"""JSON of attributes but for their values, by their names: few of them come with a name of their own."""
+
+
+def _object(about: Mapping[str, AttributeValue]) -> str:
+    """Return JSON of attributes; spelled out, because a JSON encoder is set up anew for every object that it is given."""
+    try:
+        values = tuple([_WRITE[type(value)](value) for value in about.values()])
+    except KeyError:  # a class of the application's own, derived from one of these
+        return _json(dict(about))
+    names = tuple(about)
+    form = _forms.get(names)
+    if form is None:
+        if len(_forms) >= _FORMS:
+            _forms.clear()
+        said = ",".join(f"{_encode(str(name)).replace('%', '%%')}:%s" for name in names)
+        form = _forms[names] = f"{{{said}}}"
+    return form % values
+
+
+_shared: dict[int, tuple[object, str]] = {}
+"""JSON of what many events say, by the identity of the mapping, which is kept so that the identity stays its own."""
+
+
+def _events(events: Iterable[SpanEvent]) -> str:
+    """Return JSON of events; changes of owner, which most are, share their attributes."""
+    told = []
+    for what, when, about in events:
+        known = _shared.get(id(about))
+        if known is None or known[0] is not about:
+            if len(_shared) >= _SHARED:
+                _shared.clear()
+            known = _shared[id(about)] = about, f",{_object(about)}]"
+        told.append(f"[{_text(what)},{when}{known[1]}")
+    return ",".join(told)
+
+
 def _span_line(span: FinishedSpan) -> bytes:
     name, trace_id, span_id, parent_id, start, end, attributes, links, events, status, cut_off = span
-    linked = ",".join(f'["{trace:032x}","{other:016x}"]' for trace, other in links) if links else ""
-    told = _json([(what, when, dict(more)) for what, when, more in events]) if events else "[]"
-    parent = f"{parent_id:016x}" if parent_id else ""
+    ids = (trace_id << 64 | span_id).to_bytes(IDS_BYTES, "big").hex()  # a third of what formatting both takes
+    parent = parent_id.to_bytes(8, "big").hex() if parent_id else ""
+    linked = ",".join(map(_link, links)) if links else ""
+    told = _events(events) if events else ""
     return (
-        f'{{"n":{_text(name)},"t":"{trace_id:032x}","s":"{span_id:016x}","p":"{parent}","b":{start},"e":{end},'
-        f'"a":{_json(dict(attributes)) if attributes else "{}"},"l":[{linked}],"v":{told},'
+        f'{{"n":{_text(name)},"t":"{ids[:_TRACE_DIGITS]}","s":"{ids[_TRACE_DIGITS:]}","p":"{parent}","b":{start},'
+        f'"e":{end},"a":{_object(attributes)},"l":[{linked}],"v":[{told}],'
         f'"st":{_text(status)},"c":{"true" if cut_off else "false"}}}\n'
     ).encode(errors=_LONE)
+
+
+def _link(link: Link) -> str:
+    ids = (link[0] << 64 | link[1]).to_bytes(IDS_BYTES, "big").hex()
+    return f'["{ids[:_TRACE_DIGITS]}","{ids[_TRACE_DIGITS:]}"]'
+
+
+def _slot_lines(slots: SlotSpans) -> Iterator[bytes]:
+    """Yield the lines of spans that differ in identifiers and times alone."""
+    begun = [f'{{"n":{_text(shape.name)},"t":"' for shape in slots.shapes]
+    ended = [
+        f',"a":{_object(shape.attributes)},"l":[],"v":[],"st":{_text(shape.status)},"c":false}}\n'
+        for shape in slots.shapes
+    ]
+    ids, times = slots.ids.hex(), iter(slots.times)
+    at, trace, both = 0, _TRACE_DIGITS, 2 * IDS_BYTES
+    for which, start, end in zip(slots.which, times, times, strict=True):
+        yield (
+            f'{begun[which]}{ids[at : at + trace]}","s":"{ids[at + trace : at + both]}","p":"",'
+            f'"b":{start},"e":{end}{ended[which]}'
+        ).encode(errors=_LONE)
+        at += both
+
+
+class _Known:
+    """A family as it was written last.
+
+    Attributes:
+        family: It; the same one again has nothing new.
+        places: Of each sample its name, its labels and its key.
+        values: Of each sample its value.
+        children: Of a histogram's children, the keys of their series, and what was written last.
+    """
+
+    __slots__ = ("children", "family", "places", "values")
+
+    def __init__(self) -> None:
+        self.family: Metric | None = None
+        self.places: list[tuple[str, Mapping[str, str], str]] = []
+        self.values: list[float] = []
+        self.children: dict[tuple[str, ...], tuple[list[str], Child]] = {}
+
+    def keys(self) -> Iterator[str]:
+        """Yield the keys of all its series."""
+        yield from (key for _, _, key in self.places)
+        for keys, _ in self.children.values():
+            yield from keys
 
 
 class _Series:
     """What was written last of every series, so that only changes are.
 
-    Families come in the same order each time, so a series is recognised by its place, which is much cheaper
-    than to build its key.
+    Samples of a family come in the same order each time, so a series is recognised by its place, which is much
+    cheaper than to build its key; and most families are the object that they were the last time.
     """
 
     def __init__(self) -> None:
-        self._places: list[tuple[str, Mapping[str, str], str]] = []
-        self._last: dict[str, float] = {}
+        self._known: dict[tuple[str, int], _Known] = {}
 
     def line(self, families: Iterable[Metric], unix_time: float, *, complete: bool) -> bytes:
         """Return the line of a snapshot, and remember it.
@@ -313,42 +422,101 @@ class _Series:
             unix_time: Its time.
             complete: Whether to write every series.
         """
-        last: dict[str, float] = {} if complete else self._last
-        now: dict[str, float] = {}
-        places = self._places
-        known = len(places)
+        before, self._known = self._known, {}
         changed: list[str] = []
-        place = 0
+        gone: set[str] = set()
         for family in families:
-            for sample in family.samples:
-                name, labels, value = sample[0], sample[1], sample[2]
-                if place < known and places[place][0] == name and places[place][1] == labels:
-                    key = places[place][2]
-                else:
-                    key = _encode(_key(name, labels))
-                    places[place:] = [(name, labels, key)]
-                    known = place + 1
-                place += 1
-                now[key] = value
-                before = last.get(key)
-                if before is None or (before != value and not (math.isnan(before) and math.isnan(value))):
-                    changed.append(f"{key}:{_number(value)}")
-        changed += (
-            [f"{key}:null" for key in last.keys() - now.keys()] if len(now) < len(last) or changed else []
-        )
-        self._last = now
+            # A name should come once. Where it does not, the second one is not the first one.
+            ident = family.name, 0
+            while ident in self._known:
+                ident = family.name, ident[1] + 1
+            known = self._known[ident] = before.pop(ident) if ident in before else _Known()
+            if known.family is family and not complete:
+                continue
+            known.family = family
+            if isinstance(family, HistogramSnapshot):
+                _compare_children(known, family, changed, complete=complete)
+            else:
+                _compare_samples(known, family, changed, gone, complete=complete)
+        for known in before.values():
+            gone.update(known.keys())
+        if gone and not complete:
+            gone.difference_update(key for known in self._known.values() for key in known.keys())  # noqa: SIM118 - no mapping
+            changed += [f"{key}:null" for key in sorted(gone)]
         return f'{{"u":{unix_time:.3f},"m":{{{",".join(changed)}}}}}\n'.encode(errors=_LONE)
 
 
+def _compare_children(
+    known: _Known, family: HistogramSnapshot, changed: list[str], *, complete: bool
+) -> None:
+    """Note what is new in a family of histograms, whose children never go away."""
+    for labels, child in family.children.items():
+        last = known.children.get(labels)
+        if last is not None and last[1] is child and not complete:
+            continue
+        now = [*accumulate(child.cells[:-1])]
+        told = [*map(_number, now), _number(now[-1]), _number(child.histogram.scaled(child.cells[-1]))]
+        keys = _histogram_keys(family, labels, child) if last is None else last[0]
+        known.children[labels] = keys, child
+        if last is None or complete:
+            changed += [f"{key}:{text}" for key, text in zip(keys, told, strict=True)]
+            continue
+        previous = [*accumulate(last[1].cells[:-1])]
+        same = [*map(eq, previous, now), previous[-1] == now[-1], last[1].cells[-1] == child.cells[-1]]
+        changed += [f"{key}:{text}" for key, text, old in zip(keys, told, same, strict=True) if not old]
+
+
+def _histogram_keys(family: HistogramSnapshot, labels: tuple[str, ...], child: Child) -> list[str]:
+    """Return the keys of a histogram's series: its buckets, its count and its sum."""
+    named = dict(zip(family.label_names, labels, strict=True))
+    begun = _key(f"{family.name}_bucket", {**named, "le": ""})[: -len(_LE_END)]
+    buckets = [f"{begun}{bound}{_LE_END}" for bound in child.histogram.bounds_text]
+    return [*buckets, _key(f"{family.name}_count", named), _key(f"{family.name}_sum", named)]
+
+
+_LE_END: Final = '\\"}"'
+"""How the key of a bucket ends."""
+
+
+def _compare_samples(
+    known: _Known, family: Metric, changed: list[str], gone: set[str], *, complete: bool
+) -> None:
+    """Note what is new in a family, and what is in it no more."""
+    places, last = known.places, known.values
+    known.values = values = [sample[2] for sample in family.samples]
+    count = len(places)
+    for place, sample in enumerate(family.samples):
+        name, labels, value = sample[0], sample[1], sample[2]
+        if place < count and places[place][1] == labels and places[place][0] == name:
+            previous = last[place]
+            if not complete and (previous == value or (math.isnan(previous) and math.isnan(value))):
+                continue
+        else:
+            if place < count:
+                gone.update(key for _, _, key in places[place:])
+            places[place:] = [(name, labels, _key(name, labels))]
+            count = place + 1
+        changed.append(f"{places[place][2]}:{_number(value)}")
+    gone.update(key for _, _, key in places[len(values) :])
+    del places[len(values) :]
+
+
 def _key(name: str, labels: Mapping[str, str]) -> str:
-    kept = ",".join(
-        f'{label}="{_escaped(value)}"' for label, value in labels.items() if label not in {"run", "role"}
-    )
-    return f"{name}{{{kept}}}" if kept else name
+    """Return the key of a series as JSON."""
+    kept = ",".join([_label(item) for item in labels.items() if item[0] not in _CONSTANT])
+    return f'"{name}{{{kept}}}"' if kept else f'"{name}"'
 
 
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+_CONSTANT: Final = frozenset({"run", "role"})
+"""Labels that the header of a file has."""
+
+
+@lru_cache(maxsize=4096)
+def _label(item: tuple[str, str]) -> str:
+    """Return a label as the exposition format has it, as JSON without its quotes; few are met only once."""
+    label, value = item
+    escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return _encode(f'{label}="{escaped}"')[1:-1]
 
 
 def _number(value: float) -> str:

@@ -93,8 +93,11 @@ class Folder:
             RecorderPausedError: If it is.
             OSError: If the folder cannot be made or looked at.
         """
-        self.path.mkdir(exist_ok=True)
-        disk = os.statvfs(self.path)
+        try:
+            disk = os.statvfs(self.path)
+        except FileNotFoundError:  # the first time; asking each time costs more than the rest
+            self.path.mkdir(exist_ok=True)
+            disk = os.statvfs(self.path)
         free = disk.f_bavail * disk.f_frsize
         reserve = min(self._reserve, int(disk.f_blocks * disk.f_frsize * RESERVE_SHARE))
         if free < reserve:

@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 from quiesce import DataPlaneCheckpointBarrier, default_hub
 from quiesce.invariants import Violation
 from quiesce.telemetry import enable
+from quiesce.telemetry.assembly import RunTelemetry
+from quiesce.telemetry.pipeline import CLOSE_SECONDS
 
 BARRIER = DataPlaneCheckpointBarrier()
 SLOTS = 2_000
@@ -53,17 +55,36 @@ def end(how: str) -> None:
         raise RuntimeError(message)
 
 
+def flush_all(handles: list[enable.MetricsHandle]) -> None:
+    """Flush telemetry, if there is any."""
+    for handle in handles:
+        handle.telemetry.flush(FLUSH_SECONDS)
+
+
+def time_closing() -> None:
+    """Have it said how long telemetry takes to close."""
+    close = RunTelemetry.close
+
+    def timed(self: RunTelemetry, deadline_seconds: float = CLOSE_SECONDS) -> None:
+        since = time.monotonic()
+        close(self, deadline_seconds)
+        say(closed=time.monotonic() - since)
+
+    RunTelemetry.close = timed  # type: ignore[method-assign] # for this process, which is about to end
+
+
 def slots(how: str) -> None:
     """Open slots while telemetry is being flushed, leave a window open, and end."""
     waits = Waits()
     default_hub().subscribe(waits)
-    (handle,) = list(enable._HANDLES)  # noqa: SLF001 - nobody else knows what the environment switched on
+    handles = list(enable._HANDLES)  # noqa: SLF001 - nobody else knows what the environment switched on
+    time_closing()
 
     async def work() -> Any:  # noqa: ANN401 - a window, kept open
         for _ in range(SLOTS):
             async with BARRIER.mutation("group_commit"):
                 pass
-        flush = asyncio.create_task(asyncio.to_thread(handle.telemetry.flush, FLUSH_SECONDS))
+        flush = asyncio.create_task(asyncio.to_thread(flush_all, handles))
         while not flush.done():
             async with BARRIER.mutation("retry"):
                 await asyncio.sleep(0.001)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from quiesce import Controller, GenerationRequest, GroupResult
 from quiesce.admission import Admission
+from quiesce.audit_config import AuditConfig
 from quiesce.barrier import DataPlaneCheckpointBarrier
 from quiesce.checkpoint.audit import audit
 from quiesce.checkpoint.loading import find_checkpoints
@@ -27,7 +28,6 @@ from quiesce.errors import (
     NothingToRestoreError,
     PromptSourceError,
     RunError,
-    SaveRequiredError,
 )
 from quiesce.gate_fence import GateFence, LocalGate
 from quiesce.invariants import Violation
@@ -201,25 +201,33 @@ async def test_one_lost_prompt_does_not_end_saving(tmp_path: Path, monkeypatch: 
     assert "refused" in [outcome for _, _, outcome, *_ in run.recorder.of("checkpoint_ended")]
 
 
+@pytest.mark.parametrize("audited", [True, False])
 @in_virtual_time
-async def test_a_broken_invariant_whose_policy_is_to_halt_ends_the_run(tmp_path: Path) -> None:
+async def test_a_broken_invariant_whose_policy_is_to_halt_ends_the_run(tmp_path: Path, audited: bool) -> None:  # noqa: FBT001 - a case
     """The run does not go on over a fault that it was told to halt for."""
-
-    class Halting(Controller):
-        def _checkpointer(self, *args: Any) -> Checkpointer:  # noqa: ANN401 - as the original
-            saver = super()._checkpointer(*args)
-            saver._policy["single_owner"] = "halt"  # noqa: SLF001 - as a configuration would
-            return saver
 
     def verify(captured: Any, _parent: Any) -> list[Violation]:  # noqa: ANN401 - as the checkpointer's
         if captured.state.step < 2:
             return []
         return [Violation("single_owner", "critical", "made up", (), (), captured.state.cut_id, {})]
 
-    run = Run(tmp_path, in_memory=True, options={"save_every_steps": 1})
+    audit = AuditConfig(enabled=audited, policies={"single_owner": "halt"})
+    run = Run(tmp_path, in_memory=True, options={"save_every_steps": 1, "audit": audit})
 
-    with pytest.raises(SaveRequiredError, match="halt"):
-        await run.go(controller=Halting, verify=verify)
+    summary = await run.go(verify=verify)
+
+    assert summary.outcome == "halted"
+    assert summary.halted_by is not None
+    assert (summary.halted_by.invariant, summary.halted_by.message) == ("single_owner", "made up")
+    assert summary.step < 5
+    assert summary.save_failed  # every cut is refused
+    assert [state for (state,) in run.recorder.of("run_state_changed")] == [
+        "starting",
+        "running",
+        "stopping",
+        "failed",
+    ]
+    assert [info.step for info in find_checkpoints(tmp_path / "checkpoints")] == [1, 0]
 
 
 # ------------------------------------------------------------------------------------------------------- saving
@@ -554,6 +562,39 @@ async def test_a_put_that_hangs_for_ever_keeps_no_run_from_ending(
     assert summary.outcome == "finished"
     assert summary.trained == run.prompts
     assert "the data plane could not be closed within 0.1 s" in caplog.text
+
+
+async def test_a_clear_that_hangs_for_ever_does_not_end_saving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It holds its permit, so saves wait; past its deadline nothing is cleared any more, and saves are published again."""
+    monkeypatch.setattr("quiesce.controller.CLEAR_PERMIT_SECONDS", 0.2)
+    monkeypatch.setattr("quiesce.controller.CLEAR_DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr("quiesce.controller.DATAPLANE_CLOSE_SECONDS", 0.1)
+    give_in = threading.Event()
+
+    class Hanging(MemoryDataPlane):
+        """The first clear never comes back, and those after it never begin."""
+
+        def clear(self, keys: Iterable[RowKey]) -> int:
+            give_in.wait()
+            return super().clear(keys)
+
+    def opened(incarnation: int, barrier: DataPlaneCheckpointBarrier) -> DataPlane:
+        return Hanging(incarnation, tensors="numpy", barrier=barrier, hub=barrier.hub)
+
+    run = Run(tmp_path, options={"save_every_steps": 1})
+    try:
+        async with asyncio.timeout(30.0):
+            summary = await run.go(dataplane=opened)
+    finally:
+        give_in.set()
+
+    assert (summary.outcome, summary.trained) == ("finished", run.prompts)
+    assert {outcome for _, _, outcome, *_ in run.recorder.of("checkpoint_ended")} == {"completed"}
+    assert find_checkpoints(tmp_path / "checkpoints")[0].step == summary.step
+    assert "worker 'controller' is given up; its permit" in caplog.text
+    assert run.recorder.of("invariant_violated") == []
 
 
 @in_virtual_time

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SUBSCRIBERS = {"quiesce.bench", "quiesce.cli", "quiesce.report", "quiesce.telemetry"}
+SUBSCRIBERS = {"quiesce.bench", "quiesce.cli", "quiesce.report", "quiesce.telemetry", "quiesce.view"}
 """The parts of the toolkit that may know telemetry: they subscribe to hooks, start or measure what does, read its files."""
 
 

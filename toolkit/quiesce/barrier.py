@@ -603,6 +603,21 @@ class DataPlaneCheckpointBarrier:
             mutation_version=self._version,
         )
 
+    def slots_now(self) -> list[tuple[str, int, int | None]]:
+        """Return the slots that are open or wait right now; may be called from any thread.
+
+        Returns:
+            Of each its kind, and when it asked and opened (None: it waits), by the barrier's clock.
+        """
+        slots: list[tuple[str, int, int | None]] = [
+            (slot.kind, slot._asked_ns, slot._opened_ns) for slot in list(self._open)
+        ]
+        return slots + [
+            (section.kind, section._asked_ns, None)
+            for section in list(self._queue)
+            if section.side == "mutation"
+        ]
+
     # ------------------------------------------------------------------------------------------ the protocol
 
     def _prepare(self, cut: Cut) -> int:

@@ -35,13 +35,15 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
 
 from quiesce.accounting import Accounting
 from quiesce.admission import Admission
+from quiesce.auditor.auditor import Auditor
+from quiesce.auditor.record import Records
 from quiesce.barrier import Cut, DataPlaneCheckpointBarrier, detached
 from quiesce.buffer import ReplayBuffer
 from quiesce.checkpoint.capture import CutSources
@@ -68,9 +70,12 @@ from quiesce.training import SyncWeights, TrainPump, TrainStep
 from quiesce.workers import GenerationWorkers, NoWorkers
 
 if TYPE_CHECKING:
+    from quiesce.auditor.policies import Policies
+    from quiesce.auditor.record import ViolationRecord
     from quiesce.checkpoint.runfolder import RunFolder
     from quiesce.checkpoint.trainer_state import TrainerState
     from quiesce.dataplane.interface import DataPlane
+    from quiesce.drills.target import DrillTarget
     from quiesce.invariants.violation import Violation
     from quiesce.prompts import PromptSource
     from quiesce.types import RowKey
@@ -91,6 +96,9 @@ FINAL_SAVE_TRIES: Final = 4
 CLEAR_DEADLINE_SECONDS: Final = 5.0
 """How long the end of a run waits for rows to be cleared; what is left goes with the incarnation's store."""
 
+CLEAR_PERMIT_SECONDS: Final = 180.0
+"""How long one clear may take. Past it nothing is cleared any more, and no save waits for it: rows that stay cost room."""
+
 DATAPLANE_CLOSE_SECONDS: Final = 10.0
 """How long the end of a run waits for calls that are still in the data plane: one that hangs would keep it for ever."""
 
@@ -103,7 +111,8 @@ class RunSummary:
     """How a run ended.
 
     Attributes:
-        outcome: ``finished`` (every prompt ended, or ``max_steps`` was reached) or ``stopped`` (it was asked to).
+        outcome: ``finished`` (every prompt ended, or ``max_steps`` was reached), ``stopped`` (it was asked to) or
+            ``halted`` (an invariant is broken whose policy is to halt the run).
         step: Trained steps along the restored lineage.
         trainer_version: The trainer version.
         read: Prompts read, along the restored lineage.
@@ -111,9 +120,10 @@ class RunSummary:
         dropped: Prompts dropped, by reason.
         last_save: How the last attempt to save ended.
         save_failed: Whether that left something unsaved.
+        halted_by: The violation that halted the run, or None.
     """
 
-    outcome: Literal["finished", "stopped"]
+    outcome: Literal["finished", "stopped", "halted"]
     step: int
     trainer_version: int
     read: int
@@ -121,6 +131,7 @@ class RunSummary:
     dropped: dict[str, int] = field(hash=False)
     last_save: SaveResult | None
     save_failed: bool
+    halted_by: ViolationRecord | None = field(default=None, hash=False)
 
 
 def lmdb_in(folder: Path, *, map_bytes: int | None = None) -> DataPlaneFactory:
@@ -153,10 +164,13 @@ class Controller:
             after every step.
         dataplane: Opens the data plane; None takes LMDB under the run folder.
         workers: The generation workers behind ``generate``; None if it returns its rows, and puts none itself.
-        verify: Judges a captured cut; None takes every invariant.
+        verify: Judges a captured cut; None takes every invariant, and the further checks of ``config.audit``.
         accept_suspect: Resume from a suspect checkpoint too.
         hub: Where hooks go; None means the process-wide hub.
         clock: Monotonic nanoseconds.
+
+    Raises:
+        ConfigError: If a further check cannot be loaded, or a policy names none of them.
     """
 
     def __init__(
@@ -193,6 +207,10 @@ class Controller:
         self._executor = DaemonExecutor("quiesce-controller", 2)
         self._changed = Changed()
         self._owners: Owners | None = None
+        self._checks, self._policies = config.audit.load()
+        self._auditor: Auditor | None = None
+        self._halted_by: ViolationRecord | None = None
+        self._live: Callable[[], DrillTarget] | None = None
         self._stopping = False
         self._failure: BaseException | None = None
         self._condemned: list[str] = []
@@ -216,6 +234,23 @@ class Controller:
             raise RunError("the controller has not been started")
         return self._owners
 
+    @property
+    def auditor(self) -> Auditor | None:
+        """The auditor; None before :meth:`run` has built it, and if it is switched off."""
+        return self._auditor
+
+    def drill_target(self) -> DrillTarget:
+        """Return the live parts of the run, for a drill to break something in.
+
+        Raises:
+            RunError: Before :meth:`run` has built them, or without an auditor, which would not notice.
+        """
+        if self._live is None:
+            raise RunError(
+                "drills need a run that has begun to dispatch, and its auditor (controller.audit.enabled)"
+            )
+        return self._live()
+
     async def run(self, *, resume: bool = False) -> RunSummary:
         """Run until every prompt ended, enough steps were taken, or a stop was requested.
 
@@ -236,7 +271,9 @@ class Controller:
             raise
         finally:
             self._executor.shutdown(wait=False)
-        self._state("failed" if summary.save_failed else "finished")
+        if self._halted_by is not None and summary.halted_by is None:  # found by the very last look
+            summary = replace(summary, outcome="halted", halted_by=self._halted_by)
+        self._state("finished" if summary.outcome != "halted" and not summary.save_failed else "failed")
         return summary
 
     # ------------------------------------------------------------------------------------------------ the run
@@ -251,7 +288,7 @@ class Controller:
         fence = GateFence(incarnation, hub=self._hub, clock=self._clock)
         stack.push_async_callback(fence.aclose)
         gate = SnapshotGate(GATE_LABEL, hub=self._hub, clock=self._clock)
-        fence.register(LocalGate(gate))
+        fence.register(LocalGate(gate, permit_deadline=CLEAR_PERMIT_SECONDS))
         # A hand-over has the rows of a whole step already: to linger for more would only keep their room from the next.
         cleanup = BackgroundCleanup(
             gate, dataplane.clear, linger_seconds=0.0, hub=self._hub, clock=self._clock
@@ -270,6 +307,10 @@ class Controller:
         cleanup.start()
         stack.push_async_callback(self._workers.detach)  # also if attaching them fails half-way
         await self._workers.attach(dataplane, fence)
+        # Nothing has moved since the restore, and nothing moves before the first prompt.
+        self._auditor = self._audit(owners, dataplane, loaded) if self.config.audit.enabled else None
+        if self._auditor is not None:
+            stack.push_async_callback(self._auditor.aclose)
         checkpointer = self._checkpointer(owners, admission, dataplane, loaded, fence)
         stack.push_async_callback(checkpointer.close)
         if self._sync_weights is not None:
@@ -292,6 +333,20 @@ class Controller:
             clock=self._clock,
         )
         stack.push_async_callback(rollouts.close)
+        if self._auditor is not None:
+            self._live = functools.partial(
+                _drill_target,
+                owners=owners,
+                auditor=self._auditor,
+                dataplane=dataplane,
+                gate=gate,
+                fence=fence,
+                checkpointer=checkpointer,
+                rollouts=rollouts,
+                trainer_state=self._trainer_state,
+                folder=self._folder,
+                hub=self._hub,
+            )
         dispatching = self._background(
             stack, RolloutPump(owners, self._source, admission, rollouts, self.config).run(), "rollout pump"
         )
@@ -314,6 +369,8 @@ class Controller:
             ),
             "orphan sweep",
         )
+        if self.config.audit.drills:
+            _ = self._background(stack, self._answer_drills(), "drill desk")
         pump = TrainPump(
             owners,
             dataplane,
@@ -340,19 +397,26 @@ class Controller:
             dispatching.cancel()
             await asyncio.wait({dispatching})
         last = await self._save_end(checkpointer, admission, rollouts)
-        totals = owners.accounting.statistics()
         done = owners.finished or not self._stopping
         if done:
             self._folder.journal.append("finished", incarnation, step=owners.step)
+        return self._summary(last, done=done, save_failed=checkpointer.last_failed)
+
+    def _summary(self, last: SaveResult | None, *, done: bool, save_failed: bool) -> RunSummary:
+        if self._auditor is not None:
+            self._auditor.tell()  # of what the last moments have shown
+        owners = self.owners
+        totals = owners.accounting.statistics()
         return RunSummary(
-            outcome="finished" if done else "stopped",
+            outcome="halted" if self._halted_by is not None else "finished" if done else "stopped",
             step=owners.step,
             trainer_version=owners.versions.value,
             read=totals.read,
             trained=totals.trained,
             dropped=dict(totals.dropped),
             last_save=last,
-            save_failed=checkpointer.last_failed,
+            save_failed=save_failed,
+            halted_by=self._halted_by,
         )
 
     async def _train(self, pump: TrainPump, watch: StallWatch) -> None:
@@ -447,6 +511,64 @@ class Controller:
             _LOG.error("a further failure while the run ends: %r", error)
         self._changed.notify()
 
+    # ------------------------------------------------------------------------------------------------- the auditor
+
+    def _audit(
+        self,
+        owners: Owners,
+        dataplane: DataPlane,
+        loaded: LoadedCheckpoint | None,
+        **options: Any,  # noqa: ANN401 - see Auditor
+    ) -> Auditor:
+        """Build the auditor and have it listen, in one step."""
+        auditor = Auditor(
+            owners,
+            **{
+                "dataplane": dataplane,
+                "folder": self._folder.path,
+                "gate_window": self._gate_window(loaded),
+                "elsewhere": self._workers.outstanding,
+                "policies": self._policies,
+                "budgets": self.config.audit.phase_budgets(),
+                "checks": self._checks,
+                "on_halt": self._halt,
+                "trace_of": self._trace_of,
+                "pace": self.config.audit.pace,
+                "clock": self._clock,
+                **options,
+            },
+        )
+        auditor.start()
+        return auditor
+
+    def _trace_of(self, names: Collection[str]) -> str:
+        """Return the trace that tells one of some groups and cuts, if spans are made."""
+        for tracing in self._hub.sources("tracing"):
+            ask = getattr(tracing, "trace_of", None)
+            if ask is not None and (found := ask(names)):
+                return str(found)
+        return ""
+
+    def _halt(self, record: ViolationRecord) -> None:
+        """End the run as a stop does, because an invariant is broken whose policy that is."""
+        if self._halted_by is None:
+            self._halted_by = record
+            _LOG.error("the run halts: %s (record %s)", record.message, record.key)
+            self.request_stop()
+
+    def _note_halt(self, last: SaveResult | None) -> None:
+        """Halt for what a cut broke, should nobody have: without an auditor, or if the same groups were at fault before."""
+        if last is not None and last.halt and self._halted_by is None:
+            self._halt(_record_of(last, self._folder.incarnation, self._policies))
+
+    async def _answer_drills(self) -> None:
+        from quiesce.drills.desk import DrillDesk
+
+        try:
+            await DrillDesk(self.drill_target()).run()
+        except Exception:  # noqa: BLE001 - what tests an alert chain must not end the run
+            _LOG.exception("drills are not answered any more; the run goes on")
+
     # ----------------------------------------------------------------------------------------- save and restore
 
     def _checkpointer(
@@ -477,7 +599,10 @@ class Controller:
             keep=self.config.keep_checkpoints,
             drain_timeout=self.config.drain_timeout_seconds,
             gate_window=self._gate_window(loaded),
+            policy=self._policies.at_the_cut(),
             verify=self._verify,
+            further=None if self._auditor is None else self._auditor.check_cut,
+            report=None if self._auditor is None else self._auditor.found_at_the_cut,
             on_suspect=self._suspect,
             settling=lambda: (*owners.clears.outstanding(), *self._workers.outstanding()),
             clock=self._clock,
@@ -548,14 +673,16 @@ class Controller:
         """Book what a verification condemned; save if it is time."""
         owners = self.owners
         await self._book_condemned(rollouts)
-        last = checkpointer.last
-        if last is not None and last.halt:
-            raise SaveRequiredError(last.step, "an invariant whose policy is to halt the run is broken")
+        if self._auditor is not None:
+            self._auditor.tell()  # so that a halt comes before the next step
+        self._note_halt(checkpointer.last)
         due = owners.step % self.config.save_every_steps == 0 and owners.step != self._saved_step
         due = due and owners.step != self.config.max_steps  # the last cut follows at once
         if due and not self._stopping and not owners.finished:
             self._saved_step = owners.step
-            result = await checkpointer.save(step=owners.step, trainer_version=owners.versions.value)
+            result = await checkpointer.save(
+                step=owners.step, trainer_version=owners.versions.value, unless=lambda: self._stopping
+            )
             admission.note_checkpoint(result.error)
 
     async def _save_end(
@@ -571,6 +698,7 @@ class Controller:
             )
             admission.note_checkpoint(result.error)
             await checkpointer.wait()
+            self._note_halt(checkpointer.last)
             if not checkpointer.last_failed:
                 break
         return checkpointer.last
@@ -598,3 +726,16 @@ class Controller:
     async def _blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         call = functools.partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+
+def _drill_target(**parts: Any) -> DrillTarget:  # noqa: ANN401 - passed on
+    from quiesce.drills.target import DrillTarget
+
+    return DrillTarget(**parts)
+
+
+def _record_of(result: SaveResult, incarnation: int, policies: Policies) -> ViolationRecord:
+    """Make a record of what a cut broke, for a run without an auditor."""
+    halting = (found for found in result.violations if policies.of(found.invariant, found.severity) == "halt")
+    violation = next(halting, result.violations[0])
+    return Records(incarnation).add(violation, origin="cut", unix_time=time.time(), events=[])[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from quiesce.audit_config import AuditConfig
 from quiesce.errors import ConfigError
 from quiesce.sampler_config import SamplerConfig
 
@@ -65,6 +66,9 @@ class ControllerConfig:
 
     stall_abort_seconds: float | None = None
     """Halt the run once nothing has moved for so long; null never does."""
+
+    audit: AuditConfig = field(default_factory=AuditConfig)
+    """What proves the invariants while the run goes on."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, naming the key."""

@@ -83,7 +83,11 @@ call sites stay short. Nothing here suspends.
     │   ├── ExporterMissingError        (LookupError)
     │   ├── ExtraMissingError           (ImportError)
     │   ├── NoRecordingError
-    │   └── RecorderPausedError
+    │   ├── RecorderPausedError
+    │   └── ViewError
+    ├── DrillError
+    │   ├── DrillNotPossibleError
+    │   └── DrillRefusedError
     └── ConfigError                     (ValueError)
 """
 
@@ -796,6 +800,40 @@ class RecorderPausedError(TelemetryError):
         super().__init__(
             f"{folder} is on a disk with {free} bytes free, and the recorder leaves the last {reserve} to the run"
         )
+
+
+class ViewError(TelemetryError):
+    """Raised when `quiesce view` cannot show a run; the message ends with what to do about it."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{problem}; {remedy}")
+
+
+# ----------------------------------------------------------------------------------------------------- drills
+
+
+class DrillError(QuiesceError):
+    """Raised when a drill cannot be done."""
+
+
+class DrillNotPossibleError(DrillError):
+    """Raised when a run has nothing that a drill could break, or what it breaks could not be seen there."""
+
+    def __init__(self, drill: str, why: str) -> None:
+        self.drill = drill
+        self.why = why
+        super().__init__(f"drill {drill!r} cannot be done in this run: {why}")
+
+
+class DrillRefusedError(DrillError):
+    """Raised when a run answers no drills."""
+
+    def __init__(self, run: object, why: str) -> None:
+        self.run = run
+        self.why = why
+        super().__init__(f"{run}: {why}")
 
 
 class ConfigError(QuiesceError, ValueError):

@@ -233,6 +233,7 @@ class Hub:
         "_observers",
         "_on_first_attach",
         "_sources",
+        "_timed",
         "_timed_ns",
         "errors",
         "roles",
@@ -251,7 +252,8 @@ class Hub:
     def __init__(self, *, strict: bool = False) -> None:
         self.strict = strict
         self.errors = {}
-        self._observers: tuple[object, ...] = ()
+        self._observers: tuple[tuple[object, bool], ...] = ()
+        self._timed: dict[str, tuple[bool, ...]] = {}
         self._sources: list[tuple[str, weakref.ref[Any]]] = []
         self._on_first_attach: Callable[[], None] | None = None
         self.roles: set[str] = set()
@@ -262,8 +264,12 @@ class Hub:
         self._logged: set[tuple[str, int]] = set()
         self._rebuild()
 
-    def subscribe(self, observer: object) -> None:
+    def subscribe(self, observer: object, *, timed: bool = False) -> None:
         """Add an observer; adding it twice changes nothing.
+
+        Args:
+            observer: The observer.
+            timed: Whether its hooks are a part of what telemetry costs, see :attr:`fired_ns`.
 
         Raises:
             TypeError: If it has none of the hook methods.
@@ -272,14 +278,14 @@ class Hub:
             message = f"{type(observer).__qualname__} has none of the hook methods: {', '.join(HOOKS)}"
             raise TypeError(message)
         with self._lock:
-            if not any(known is observer for known in self._observers):
-                self._observers = (*self._observers, observer)
+            if not any(known is observer for known, _ in self._observers):
+                self._observers = (*self._observers, (observer, timed))
                 self._rebuild()
 
     def unsubscribe(self, observer: object) -> None:
         """Remove an observer; removing a stranger changes nothing."""
         with self._lock:
-            self._observers = tuple(known for known in self._observers if known is not observer)
+            self._observers = tuple(known for known in self._observers if known[0] is not observer)
             self._rebuild()
 
     def attach(self, role: str, source: object) -> None:
@@ -322,27 +328,32 @@ class Hub:
     def fire(self, hook: str, *args: object) -> None:
         """Call one hook of every observer that has it; the module's rule says what happens if one raises."""
         self._fired += 1
-        if self._fired % _TIMED:
-            self._call(hook, args)
+        if not self._fired % _TIMED:
+            self._fire_timed(hook, args)
             return
-        before = time.thread_time_ns()
-        since = time.thread_time_ns()
-        try:
-            self._call(hook, args)
-        finally:
-            # Asking for the time is a call of the system's that is as long as a hook: what it takes is taken off.
-            self._timed_ns += max(0, time.thread_time_ns() - since - (since - before))
-
-    def _call(self, hook: str, args: tuple[object, ...]) -> None:
         for method in getattr(self, hook):
             try:
                 method(*args)
             except HOOK_ERRORS as error:
                 self.raised(hook, method, error)
 
+    def _fire_timed(self, hook: str, args: tuple[object, ...]) -> None:
+        clock = time.thread_time_ns
+        for method, timed in zip(getattr(self, hook), self._timed[hook], strict=False):
+            before = clock()
+            since = clock()
+            try:
+                method(*args)
+            except HOOK_ERRORS as error:
+                self.raised(hook, method, error)
+            finally:
+                # Asking for the time is a call of the system's that is as long as a hook: what it takes is taken off.
+                if timed:
+                    self._timed_ns += max(0, clock() - since - (since - before))
+
     @property
     def fired_ns(self) -> int:
-        """Estimated processor time of all hooks that :meth:`fire` called; each so-many-th call is timed."""
+        """Estimated processor time of the hooks of telemetry that :meth:`fire` called; each so-many-th is timed."""
         return self._timed_ns * _TIMED
 
     def raised(self, hook: str, method: Callable[..., None], error: BaseException) -> None:
@@ -366,12 +377,14 @@ class Hub:
     def _rebuild(self) -> None:
         base = vars(Observer)
         for name in HOOKS:
-            methods = []
-            for observer in self._observers:
+            methods, of_telemetry = [], []
+            for observer, timed in self._observers:
                 method = getattr(observer, name, None)
                 # An Observer subclass that does not override a hook should cost nothing for it.
                 if callable(method) and getattr(method, "__func__", None) is not base[name]:
                     methods.append(method)
+                    of_telemetry.append(timed)
+            self._timed[name] = tuple(of_telemetry)
             setattr(self, name, tuple(methods))
 
 

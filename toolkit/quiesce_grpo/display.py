@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -22,6 +22,9 @@ from rich.text import Text
 
 from quiesce import Hub, RunSummary
 from quiesce.types import OWNERS
+
+if TYPE_CHECKING:
+    from quiesce.auditor import Auditor, ViolationRecord
 
 __all__ = ["TrainDisplay"]
 
@@ -42,6 +45,9 @@ _HELD_UP: Final = {
 """Who waits while a phase of a checkpoint goes on."""
 
 _LABEL: Final = 13
+
+_NAMED: Final = 3
+"""Invariants whose names are shown; of more, the number."""
 
 
 class TrainDisplay:
@@ -70,6 +76,7 @@ class TrainDisplay:
         self._seconds: dict[str, list[float]] = {}
         self._resumed = False
         self._reused: dict[str, int] = {}
+        self._auditor: Auditor | None = None
         self._live: Live | None = None
 
     # -------------------------------------------------------------------------------------------- hooks
@@ -77,6 +84,8 @@ class TrainDisplay:
     def run_state_changed(self, state: str) -> None:
         """Note the state."""
         if state == "running":
+            auditors = self._hub.sources("auditor")
+            self._auditor = auditors[-1] if auditors else None  # kept: the summary comes when the run is gone
             versions = self._hub.sources("trainer_version")
             self._step = versions[-1].value if versions else 0  # a resumed run does not begin at 0
         if not self._stopping:
@@ -210,6 +219,8 @@ class TrainDisplay:
             yield _fact("reused", self._reuse())
         saves = ", ".join(f"{count} {outcome}" for outcome, count in self._saves.items())
         yield _fact("saves", saves or "none")
+        if self._auditor is not None:
+            yield _fact("violations", self._violations() or "none", "" if not self._open() else "bold red")
         yield _fact("wall time", f"{time.monotonic() - self._started:.1f} s")
 
     def _costs(self) -> Iterator[Text]:
@@ -249,6 +260,8 @@ class TrainDisplay:
             grid.add_row("reused", self._reuse())
         grid.add_row("last window", self._window())
         grid.add_row("last save", self._last_save)
+        if violations := self._violations():
+            grid.add_row("violations", Text(violations, style="bold red"))
         return grid
 
     def _progress_line(self) -> str:
@@ -256,6 +269,8 @@ class TrainDisplay:
         mean = f"{statistics.fmean(self._last_rewards):.3f}" if self._last_rewards else "–"
         staleness = "–" if self._staleness is None else f"{self._staleness:.1f}"
         owned = "  ".join(f"{owner} {count}" for owner, count in self._groups().items() if count)
+        if broken := len(self._open()):
+            owned = f"{broken} violation{'s' if broken > 1 else ''} open"
         return (
             f"step {self._step}{of}  reward {mean}  staleness {staleness}  "
             f"cursor {self._cursor()}  {owned or 'no groups'}"
@@ -273,6 +288,18 @@ class TrainDisplay:
     def _reuse(self) -> str:
         reused = tuple(self._reused.values())
         return f"{sum(reused)} staged tokens of {len(reused)} groups"
+
+    def _open(self) -> tuple[ViolationRecord, ...]:
+        return () if self._auditor is None else self._auditor.records.open()
+
+    def _violations(self) -> str:
+        """Return how many violations are open, and of what; "" without any."""
+        counts = Counter(record.invariant for record in self._open())
+        if not counts:
+            return ""
+        told = [f"{invariant} {count}x" if count > 1 else invariant for invariant, count in counts.items()]
+        more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
+        return f"{counts.total()} open: {', '.join(told[:_NAMED])}{more}"
 
     def _groups(self) -> dict[str, int]:
         counts = dict.fromkeys(OWNERS, 0)
@@ -306,5 +333,5 @@ def _counts(groups: Mapping[str, int]) -> str:
     return ", ".join(f"{groups.get(owner, 0)} {owner}" for owner in OWNERS)
 
 
-def _fact(name: str, value: str) -> Text:
-    return Text.assemble((f"{name:<{_LABEL}}", "bold"), value)
+def _fact(name: str, value: str, style: str = "") -> Text:
+    return Text.assemble((f"{name:<{_LABEL}}", "bold"), (value, style))

@@ -144,6 +144,8 @@ def _type(of: Any) -> str:  # noqa: ANN401 - whatever an annotation may be
         return "one of " + ", ".join(f"`{choice}`" for choice in get_args(of))
     if origin in {Union, UnionType}:
         return " or ".join(_type(one) for one in get_args(of))
+    if origin in {list, tuple}:
+        return "list of texts"
     if origin is not None:
         return "keys with values"
     names = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}
@@ -151,6 +153,8 @@ def _type(of: Any) -> str:  # noqa: ANN401 - whatever an annotation may be
 
 
 def _value(default: Any) -> str:  # noqa: ANN401 - a value of a setting
+    if isinstance(default, list | tuple):
+        return ", ".join(f"`{_plain(value)}`" for value in default) or "none"
     if isinstance(default, dict):
         return ", ".join(f"`{name}: {_plain(value)}`" for name, value in default.items()) or "none"
     return f"`{_plain(default)}`" if default != "" else "empty"

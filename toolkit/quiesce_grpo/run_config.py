@@ -216,6 +216,7 @@ def load_config(source: str | Path | None, overrides: list[str]) -> RunConfig:
         built.pop("config", None)
         config = RunConfig(**built)
         _check_sampler(config)
+        config.controller.audit.load()  # once, for nobody, as the sampler
     except (ArgumentError, ConfigError, TypeError, ValueError) as error:
         raise _as_config_error(error, source) from error
     return config

@@ -182,6 +182,29 @@ def test_what_cannot_be_used_is_refused_by_name(name: str, value: str) -> None:
         assert value not in str(caught.value).removeprefix(name)
 
 
+@pytest.mark.parametrize(
+    "url, compressed",
+    [
+        ("http://localhost:4318", False),
+        ("http://127.0.0.9:4318", False),
+        ("http://[::1]:4318", False),
+        ("https://collector.example:4318", True),
+        ("http://10.0.0.1:4318", True),
+    ],
+)
+def test_what_stays_on_this_machine_is_not_compressed_unless_it_is_to_be(url: str, compressed: bool) -> None:  # noqa: FBT001 - a parameter
+    """It takes as long as encoding, and saves nothing there."""
+    unsaid = read_config({"OTEL_EXPORTER_OTLP_ENDPOINT": url})
+    said = [
+        read_config({"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_COMPRESSION": how})
+        for how in ("gzip", "none")
+    ]
+
+    assert unsaid.traces is not None
+    assert unsaid.traces.gzip is compressed
+    assert [config.traces.gzip for config in said if config.traces is not None] == [True, False]
+
+
 def test_headers_are_decoded_and_kept_out_of_the_representation() -> None:
     """They may hold credentials."""
     config = read_config({"OTEL_EXPORTER_OTLP_HEADERS": "Authorization=Bearer%20abc, x=y"})

@@ -1,6 +1,7 @@
 """The wire format of spans: what protobuf reads is what was said."""
 
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from quiesce.telemetry.finished import AttributeValue, FinishedSpan
 from quiesce.telemetry.sinks import SinkContext
+from quiesce.telemetry.slot_spans import SlotColumns, SpanParts
 from quiesce_exporters.otlp import OtlpSink
 from quiesce_exporters.otlp_config import read_config
 from quiesce_exporters.otlp_spans import encode_spans
@@ -94,6 +96,23 @@ def test_protobuf_reads_what_was_said(batch: list[FinishedSpan]) -> None:
                 (event.name, event.time_unix_nano, said(event.attributes)) for event in message.events
             ] == [(name, unix_ns, expected(attributes)) for name, unix_ns, attributes in span.events]
             assert message.status.code == CODES[span.status]
+
+
+@given(st.lists(st.tuples(st.sampled_from(("a", "b", "é")), UNIX_NS, UNIX_NS), max_size=20))
+def test_columns_say_what_their_spans_would(slots: list[tuple[str, int, int]]) -> None:
+    """Byte for byte; alone, and beside other spans."""
+    columns = SlotColumns(random.Random(5).getrandbits)
+    for kind, start, end in slots:
+        columns.which.append(columns.number(kind) or 0)
+        columns.times.extend((start >> 1, end >> 1))
+    batch: Sequence[FinishedSpan] = columns.take() or []
+    other = FinishedSpan("s", 1, 2, 3, 4, 5, {"a": 1})
+
+    def encoded(spans: Iterable[Any]) -> bytes:
+        return encode_spans(spans, {}, scope="s", version="1")
+
+    assert encoded(batch) == encoded(list(batch))
+    assert encoded(SpanParts.of([batch, [other]])) == encoded([*batch, other])
 
 
 def test_numbers_that_equal_each_other_keep_their_types() -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -18,9 +19,13 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from quiesce.errors import ConfigError, NoRecordingError, RecorderPausedError
+from quiesce.telemetry import names
+from quiesce.telemetry.exposed import KeptFamilies
 from quiesce.telemetry.finished import FinishedSpan
+from quiesce.telemetry.histogram import HistogramFamily
 from quiesce.telemetry.recording import REMOVED_FILE, Recording, series
 from quiesce.telemetry.sinks import SinkContext
+from quiesce.telemetry.slot_spans import SlotColumns, SpanParts
 from quiesce_exporters import recorder_files
 from quiesce_exporters.recorder import Recorder, make_recorder
 
@@ -80,6 +85,44 @@ def test_a_span_comes_back_as_it_went(tmp_path: Path) -> None:
     assert found[2].attributes == {"quiesce.error": 'a\n"b"\\ é \udc80', "quiesce.x": "inf"}
     assert found[2].parent_id == 0
     assert [span.name for span in Recording.open(tmp_path).spans(slots=False)] == ["quiesce.checkpoint"] * 2
+
+
+def test_columns_of_slots_are_written_as_their_spans_would_be(tmp_path: Path) -> None:
+    """They come back the same, beside others."""
+    columns = SlotColumns(random.Random(5).getrandbits)
+    for index, kind in enumerate(("retry", 'odd "kind"', "retry")):
+        columns.which.append(columns.number(kind) or 0)
+        columns.times.extend((NOW + index, NOW + index + 5))
+    slots = columns.take()
+    assert slots is not None
+    sink = recorder(tmp_path)
+    sink.spans(SpanParts.of([slots, [SPAN]]))
+    sink.close(1.0)
+
+    assert [span for span in Recording.open(tmp_path).spans() if span != SPAN] == list(slots)
+    assert list(Recording.open(tmp_path).spans(slots=False)) == [SPAN]
+
+
+def test_histograms_are_written_as_their_samples_would_be(tmp_path: Path) -> None:
+    """A collector's snapshot and a family of samples say the same, at first and after a change."""
+    counting, kept = HistogramFamily(names.DATAPLANE_OP), KeptFamilies({"run": "r1", "role": "controller"})
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    snapshots, samples = recorder(tmp_path / "a"), recorder(tmp_path / "b")
+    for unix_time in (1.0, 2.0, 3.0):
+        family = kept.histograms(names.DATAPLANE_OP, counting.children)
+        plain = Metric(family.name, family.documentation, "histogram")
+        plain.samples = list(family.samples)
+        snapshots.samples([family], unix_time)
+        samples.samples([plain], unix_time)
+        counting.observe(5_000 * int(unix_time), "put")
+    for sink in (snapshots, samples):
+        sink.close(1.0)
+
+    told = [list(Recording.open(tmp_path / name).samples()) for name in ("a", "b")]
+    assert [sample.values for sample in told[0]] == [sample.values for sample in told[1]]
+    assert all(sample.values for sample in told[0])
+    assert len(told[0][1].values) < len(told[0][0].values) / 2
 
 
 def test_a_snapshot_is_what_changed_since_the_last_one(tmp_path: Path) -> None:
@@ -194,13 +237,13 @@ def test_a_full_file_is_followed_by_the_next_and_compressed(tmp_path: Path) -> N
 
 def test_the_folder_stays_below_its_limit_whatever_comes(tmp_path: Path) -> None:
     """Slots go first, samples are thinned before they go, rare spans stay; what went is counted."""
-    limit = 200_000
-    sink = recorder(tmp_path, max_bytes=limit, file_bytes=8192, compress=False)
+    limit = 100_000
+    sink = recorder(tmp_path, max_bytes=limit, file_bytes=4096, compress=False)
     folder = tmp_path / "telemetry"
-    for number in range(1000):
+    for number in range(500):
         sink.spans([slot(number) for _ in range(5)])
         sink.samples(families(number, "ledger", "spares"), float(number))
-        if number % 100 == 0:
+        if number % 50 == 0:
             sink.spans([SPAN._replace(end_ns=number)])
         assert sum(path.stat().st_size for path in folder.iterdir()) <= limit
     sink.close(1.0)
@@ -209,10 +252,10 @@ def test_the_folder_stays_below_its_limit_whatever_comes(tmp_path: Path) -> None
     times = [sample.unix_time for sample in recording.samples()]
     slots = [span.end_ns for span in recording.spans() if span.name == "quiesce.slot"]
     assert times == sorted(times)
-    assert times[-1] == 999
+    assert times[-1] == 499
     assert times[0] < slots[0] - NOW  # with a quarter of the lines, samples reach further back
-    assert slots[-1] == NOW + 999
-    assert [span.end_ns for span in recording.spans(slots=False)] == list(range(0, 1000, 100))
+    assert slots[-1] == NOW + 499
+    assert [span.end_ns for span in recording.spans(slots=False)] == list(range(0, 500, 50))
     assert recording.removed == sink.statistics().removed
     assert recording.removed["slots"]["files"] > 0
     assert recording.removed["samples"]["thinned"] > 0

@@ -5,9 +5,11 @@ import re
 from collections.abc import Mapping
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from quiesce import Hub, RunSummary
+from quiesce.auditor.record import Records
+from quiesce.invariants import Violation
 from quiesce_grpo.display import TrainDisplay
 
 GROUPS = {"ledger": 16, "spares": 0, "buffer": 32, "training": 0}
@@ -225,3 +227,58 @@ def test_a_terminal_gets_a_drawing_and_the_cursor_back(hub: Hub, monkeypatch: py
     assert "3/200" in out.getvalue()
     assert "exclusive 0.130 ms" in out.getvalue()
     assert max(len(line) for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()).splitlines()) <= 80
+
+
+def text_of(drawn: RenderableType) -> str:
+    """Return what is drawn, as text of 80 columns."""
+    console = Console(file=io.StringIO(), width=80, record=True)
+    console.print(drawn)
+    return console.export_text()
+
+
+def ended() -> RunSummary:
+    """Return the summary of a run that trained nothing."""
+    return RunSummary("stopped", 0, 0, 0, 0, {}, None, save_failed=False)
+
+
+class Auditor:
+    """An auditor with records."""
+
+    def __init__(self, *invariants: str) -> None:
+        self.records = Records(2)
+        for number, invariant in enumerate(invariants):
+            found = Violation(invariant, "critical", "broken", (f"e000-p{number:07d}",))
+            self.records.add(found, origin="live", unix_time=1.0, events=[])
+
+
+def test_open_violations_are_in_the_line_the_drawing_and_the_summary(hub: Hub) -> None:
+    """How many and of what; those of earlier incarnations too, since they are open until somebody closes them."""
+    auditor = Auditor("conservation", "conservation", "rows_present")
+    hub.attach("auditor", auditor)
+    shown, out = plain(hub)
+
+    with shown:
+        hub.fire("run_state_changed", "running")
+        step(hub, 240, {"reward": 0.25, "staleness": 1.0})
+    (line,) = out.getvalue().splitlines()
+    drawn = text_of(shown._draw())  # noqa: SLF001 - what a terminal would show
+    summary = text_of(shown.summary(ended()))
+    for record in auditor.records.all():
+        auditor.records.close(record.key)
+
+    assert line.endswith("3 violations open")
+    assert len(line) <= 80
+    assert "3 open: conservation 2x, rows_present" in drawn
+    assert "violations   3 open: conservation 2x, rows_present" in summary
+    assert "violations   none" in text_of(shown.summary(ended()))
+    assert "violations" not in text_of(shown._draw())  # noqa: SLF001 - as above
+
+
+def test_without_an_auditor_nothing_is_said_of_violations(hub: Hub) -> None:
+    """None would be more than is known."""
+    shown, _ = plain(hub)
+
+    with shown:
+        hub.fire("run_state_changed", "running")
+
+    assert "violations" not in text_of(shown.summary(ended()))

@@ -13,7 +13,8 @@ from quiesce_grpo.run_config import FIXED_KEYS, PRESETS, RunConfig, check_resuma
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_survives_its_own_file(preset: str, tmp_path: Path) -> None:
     """What a run writes down is what a resume reads."""
-    config = load_config(preset, ["controller.max_steps=7", "model.architecture.hidden_size=32"])
+    audit = ["controller.audit.policies.conservation=halt", "controller.audit.pace.rest=5"]
+    config = load_config(preset, ["controller.max_steps=7", "model.architecture.hidden_size=32", *audit])
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(config), encoding="utf-8")
 
@@ -24,6 +25,8 @@ def test_a_preset_survives_its_own_file(preset: str, tmp_path: Path) -> None:
     assert again.controller.max_steps == 7
     assert again.model.architecture["hidden_size"] == 32
     assert again.model.architecture["model_type"] == "qwen2"
+    assert again.controller.audit.policies == {"conservation": "halt"}
+    assert again.controller.audit.pace.rest == 5.0
 
 
 def test_the_defaults_are_a_configuration() -> None:
@@ -75,6 +78,11 @@ def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones(tmp_path: 
         ),
         ("controller.buffer_capacity=16", "controller.buffer_capacity", "sampler in_order needs 32"),
         ("model.device=tpu", "model.device", "must be auto, cpu, cuda or cuda:N"),
+        ("controller.audit.policies.single_owner=shout", "controller.audit.policies.single_owner", "one of"),
+        ("controller.audit.policies.nobody=warn", "controller.audit.policies.nobody", "no such invariant"),
+        ("controller.audit.checks=[nowhere:Check]", "controller.audit.checks", "cannot be loaded"),
+        ("controller.audit.budgets.write=0", "controller.audit.budgets.write", "more than 0 seconds"),
+        ("controller.audit.pace.rest=-1", "controller.audit.pace.rest", "cannot be negative"),
         ("seed", "seed", "an override is section.key=value"),
         ("--seed=1", "--seed=1", "an override is section.key=value"),
     ],

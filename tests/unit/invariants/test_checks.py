@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -299,6 +300,35 @@ def test_rows_present_catches_a_missing_row(position: int) -> None:
 
     assert violation.groups == (ref(position).group_id,)
     assert violation.evidence == {"missing": [gone.encode()]}
+
+
+def test_rows_are_found_in_whatever_order_a_store_lists_them() -> None:
+    """In the order of ids, of the index, backwards, shuffled; a missing one and a foreign one are found in each."""
+    state = clean_cut()
+    rows = sorted(rows_of(state), key=RowKey.encode)
+    foreign = replace(rows[0], group_id="e000-p9999999")
+    shuffled = list(rows)
+    random.Random(1).shuffle(shuffled)
+    named = [key for item in state.entries for key in item.keys]
+
+    for order in (rows, list(rows_of(state)), rows[::-1], shuffled):
+        sound, missing = CutFacts(rows=RowFacts(dict.fromkeys(order), settling=())), dict.fromkeys(order)
+        del missing[named[1]]
+        missing[foreign] = None
+        broken = CutFacts(rows=RowFacts(missing, settling=()))
+        assert found("rows_present", state, sound) == found("rows_not_orphaned", state, sound) == []
+        assert found("rows_present", state, broken)[0].evidence == {"missing": [named[1].encode()]}
+        assert found("rows_not_orphaned", state, broken)[0].evidence == {"orphans": [foreign.encode()]}
+
+
+def test_what_was_read_out_of_one_cut_is_not_used_for_another() -> None:
+    """The same facts may be asked about two cuts."""
+    state, facts = clean_cut(), CutFacts()
+    twice = replace(state, spares=(*state.spares, state.ready[0].prompt))
+
+    assert found("single_owner", state, facts) == []
+    assert found("single_owner", twice, facts) != []
+    assert found("single_owner", state, facts) == []
 
 
 @pytest.mark.parametrize(

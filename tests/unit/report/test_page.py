@@ -9,11 +9,14 @@ from pathlib import Path
 import plotly.graph_objects as go  # type: ignore[import-untyped] # ships no types
 import pytest
 
+from quiesce.auditor import ViolationJournal
+from quiesce.auditor.record import Records
 from quiesce.cli.report import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, add_parser
+from quiesce.invariants import Violation
 from quiesce.report import write_report
 from quiesce.report.charts import Chart, Table
 from quiesce.report.collect import collect
-from quiesce.report.figures import sections
+from quiesce.report.figures import sections, tiles
 from quiesce.report.page import render
 from quiesce.report.words import duration
 from quiesce.telemetry.finished import FinishedSpan
@@ -27,6 +30,17 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two hours, with a crash and a restore."""
     folder = tmp_path_factory.mktemp("run")
     write_recording(folder, hours=2, save_every=60)
+    groups = ("e000-p0000007",)
+    records = Records(1)
+    for found in (
+        Violation("conservation", "critical", "group <b>e000-p0000007</b>: lost", groups),
+        Violation(
+            "checkpoint_progress", "warning", "write has taken 700 s", evidence={"drill": "slow-write"}
+        ),
+    ):
+        records.add(found, origin="live", unix_time=1.7e9, events=[])
+    records.close("1.0")
+    ViolationJournal(folder).append(record.to_json() for record in records.all())
     return folder
 
 
@@ -50,6 +64,22 @@ def test_a_whole_run_shows_everything(run_dir: Path) -> None:
     empty = [item.title for item in charts_and_tables(run_dir) if isinstance(item, Chart) and not item.figure]
     none = [item.title for item in charts_and_tables(run_dir) if isinstance(item, Table) and not item.rows]
     assert empty == none == []
+
+
+def test_what_the_auditor_found_is_listed_open_ones_first(run_dir: Path) -> None:
+    """With state, severity, and whether somebody injected it on purpose; the number at the top says how many are open."""
+    data = collect(Recording.open(run_dir))
+
+    (table,) = [item for item in charts_and_tables(run_dir) if item.title == "Violations"]
+    assert isinstance(table, Table)
+    assert [row[:4] for row in table.rows] == [
+        ("1.1", "open", "warning", "checkpoint progress"),
+        ("1.0", "closed", "critical", "conservation"),
+    ]
+    assert "Injected by the drill slow-write" in table.rows[0][-1]
+    assert "1 open" in {what: more for what, _, more in tiles(data)}["Invariant violations"]
+    assert "group &lt;b&gt;e000-p0000007&lt;/b&gt;: lost" in render(data, "")
+    assert collect(Recording.open(run_dir / "telemetry")).violations == data.violations
 
 
 def test_every_figure_is_one_that_plotly_takes(run_dir: Path) -> None:

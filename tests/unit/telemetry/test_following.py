@@ -1,5 +1,6 @@
 """Spans of our own until the application installs a tracer provider, and spans of that one from then on."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from quiesce.barrier import DataPlaneCheckpointBarrier
 from quiesce.observers import Hub
+from quiesce.telemetry import assembly
 from quiesce.telemetry.assembly import RunTelemetry
 from quiesce.telemetry.following import FollowingTracing
 from quiesce.telemetry.tracing import OwnTracing
@@ -135,6 +137,44 @@ class TestRun:
         run.converter.convert()
 
         hold = run.recorder.numbers["retry"].hold
-        (exemplar,) = [bucket[2] for bucket in hold.lit_buckets() if len(bucket) == 3]
+        (exemplar,) = [bucket[2] for bucket in hold.lit_buckets() if bucket[2] is not None]
         assert exemplar.labels["span_id"] == f"{application.named('quiesce.slot').context.span_id:016x}"
         run.close(10)
+
+    async def test_a_provider_that_comes_late_is_followed_without_any_sink(
+        self, application: Application, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Slots are counted from the beginning, and have spans from then on."""
+        monkeypatch.setattr(assembly, "_LOOK_SECONDS", 0.01)
+        hub = Hub(strict=True)
+        run = RunTelemetry(hub, find_provider=application.find, budget=0)
+        run.start()
+        barrier = DataPlaneCheckpointBarrier(hub=hub)
+        async with barrier.mutation("retry"):
+            pass
+        assert run.recorder.position == 0
+        application.install()
+        await asyncio.to_thread(run.awaiting.join, 10)
+        async with barrier.mutation("admission"):
+            pass
+        assert await asyncio.to_thread(run.converter.flush, 10)
+
+        assert application.named("quiesce.slot").attributes["quiesce.kind"] == "admission"
+        assert run.observer.book.closed == 2
+        assert run.totals()["exported"] == 1
+        run.close(10)
+
+    def test_a_run_that_ends_stops_looking(
+        self, application: Application, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And makes nothing of what was open."""
+        monkeypatch.setattr(assembly, "_LOOK_SECONDS", 0.01)
+        run = RunTelemetry(Hub(strict=True), find_provider=application.find, budget=0)
+        run.start()
+        run.close(10)
+        application.install()
+
+        run.awaiting.join(10)
+
+        assert not run.awaiting.is_alive()
+        assert application.exporter.get_finished_spans() == ()

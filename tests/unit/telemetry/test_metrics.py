@@ -9,6 +9,7 @@ import pytest
 from quiesce.barrier import KINDS, DataPlaneCheckpointBarrier
 from quiesce.observers import HOOKS, Hub
 from quiesce.telemetry import names
+from quiesce.telemetry.families import CHECK_LIMIT
 from quiesce.telemetry.histogram import HistogramFamily, NumberFamily
 from quiesce.telemetry.metrics import KIND_LIMIT, MetricsObserver, blame_ns
 
@@ -59,10 +60,10 @@ def step(observer: MetricsObserver, number: int, outcome: str = "completed", **m
 
 
 def test_the_observer_has_hooks_only() -> None:
-    """Every public method is a hook of the hub's, or one of the two that set it up."""
+    """Every public method is a hook of the hub's, or one of those that set it up or that a scrape calls."""
     public = {name for name in vars(MetricsObserver) if not name.startswith("_")}
 
-    assert public - {"add_kinds", "expect_checkpoints"} <= set(HOOKS)
+    assert public - {"add_kinds", "audited", "expect_checkpoints"} <= set(HOOKS)
     assert "slot_opened" not in public  # one call per slot is enough
 
 
@@ -344,6 +345,36 @@ class TestTheRest:
         assert number(observer, names.INVARIANT_CHECKS, "single_owner") == 1
         assert number(observer, names.INVARIANT_VIOLATIONS, "single_owner") == 1
         assert number(observer, names.INVARIANT_LAST_VIOLATION, "single_owner") == 1_234.0
+
+    def test_a_users_own_check_is_counted_under_its_own_name(self, observer: MetricsObserver) -> None:
+        """Its series exist from its first check; of too many, the rest is one more."""
+        observer.invariant_checked("rewards_are_finite")
+        observer.invariant_violated(SimpleNamespace(invariant="rewards_are_finite"))
+        for serial in range(2 * CHECK_LIMIT):
+            observer.invariant_violated(SimpleNamespace(invariant=f"check {serial}"))
+
+        assert number(observer, names.INVARIANT_ACTIVE, "rewards_are_finite") == 1
+        assert number(observer, names.INVARIANT_VIOLATIONS, "rewards_are_finite") == 1
+        assert number(observer, names.INVARIANT_VIOLATIONS, "check 0") == 1
+        assert number(observer, names.INVARIANT_VIOLATIONS, names.OTHER) == CHECK_LIMIT + 1
+        series = cast("NumberFamily", observer.families[names.INVARIANT_VIOLATIONS.name]).values
+        assert len(series) == len(names.INVARIANTS) + CHECK_LIMIT + 1
+
+    def test_what_an_auditor_knows_prolongs_a_violation(
+        self, observer: MetricsObserver, clock: Clock
+    ) -> None:
+        """An open record of an earlier incarnation has its time; one that is seen again a later one, and none goes back."""
+        clock.now = 2_000.0
+        observer.invariant_violated(SimpleNamespace(invariant="versions_grow"))
+
+        observer.audited(["single_owner"], {"conservation": 900.0, "versions_grow": 1_000.0})
+        observer.audited(["single_owner"], {"conservation": 1_100.0, "versions_grow": 1_000.0})
+
+        assert number(observer, names.INVARIANT_LAST_VIOLATION, "conservation") == 1_100.0
+        assert number(observer, names.INVARIANT_LAST_VIOLATION, "versions_grow") == 2_000.0
+        assert number(observer, names.INVARIANT_VIOLATIONS, "conservation") == 0
+        active = {name for name in names.INVARIANTS if number(observer, names.INVARIANT_ACTIVE, name)}
+        assert active == {"single_owner", "conservation", "versions_grow"}
 
     def test_a_step_reports_what_it_measured(self, observer: MetricsObserver) -> None:
         """Unknown before the first step, then the last value; a skipped step trains nothing."""

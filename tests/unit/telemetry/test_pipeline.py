@@ -1,6 +1,7 @@
 """Queues in front of sinks: nobody waits, everything is counted, the end comes in time."""
 
 import os
+import random
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from quiesce.telemetry import pipeline as module
 from quiesce.telemetry.finished import FinishedSpan
 from quiesce.telemetry.pipeline import Pipeline
+from quiesce.telemetry.slot_spans import SlotColumns
 from tests.unit.telemetry.telling import Kept
 
 
@@ -161,6 +163,39 @@ def test_samples_are_read_once_a_period_for_all_sinks() -> None:
     assert len(reads) <= 2
     pipeline.close()
     assert len(reads) >= 2  # the last state is told at the end
+
+
+def test_the_period_of_samples_grows_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of a minute has a curve, one of a day has no more samples than its scrapes would be."""
+    pipeline = Pipeline({})
+    began = pipeline._began  # noqa: SLF001 - the clock is moved by hand
+    periods = []
+    for seconds in (0, 60, 80, 120, 400, 600, 86_400):
+        monkeypatch.setattr("quiesce.telemetry.pipeline.time.monotonic", lambda now=began + seconds: now)
+        periods.append(round(pipeline.sample_period(), 6))
+    monkeypatch.undo()
+    pipeline.close()
+
+    assert periods == [2.0, 2.0, 2.0, 3.0, 10.0, 15.0, 15.0]
+
+
+def test_slots_and_other_spans_reach_a_sink_as_one_batch() -> None:
+    """A sink that knows nothing of columns is given spans."""
+    columns = SlotColumns(random.Random(5).getrandbits)
+    columns.which.append(columns.number("retry") or 0)
+    columns.times.extend((1, 2))
+    slots = columns.take()
+    assert slots is not None
+    kept = Kept()
+    pipeline = Pipeline({"kept": kept})
+
+    pipeline.put_spans(slots)
+    pipeline.put_spans(spans(2))
+    assert pipeline.flush(10)
+
+    assert [span.name for span in kept.found] == ["quiesce.slot", *(span.name for span in spans(2))]
+    assert pipeline.fates() == {"exported": 3}
+    pipeline.close()
 
 
 def test_log_lines_reach_the_sinks() -> None:

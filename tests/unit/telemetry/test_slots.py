@@ -119,6 +119,7 @@ class TestRecords:
         recorder = SlotRecorder()
         close_many(recorder, RING_SLOTS)
         ring, taken, lost = recorder._ring, 0, 0  # noqa: SLF001 - the race is made by hand
+        assert ring is not None
 
         class Racing(list[Any]):
             def __getitem__(self, key: Any) -> Any:  # noqa: ANN401 - as the base class
@@ -145,7 +146,21 @@ class TestRecords:
 
         recorder.take(10, recorder.position)
 
-        assert not any(recorder._ring)  # noqa: SLF001 - what it still refers to
+        ring = recorder._ring  # noqa: SLF001 - what it still refers to
+        assert ring is not None
+        assert not any(ring)
+
+    def test_it_records_from_when_it_is_told_to(self) -> None:
+        """Until then it counts."""
+        recorder = SlotRecorder(recording=False)
+        close_many(recorder, 3)
+        assert (recorder.position, recorder.take(10, 10)) == (0, ([], 0))
+
+        recorder.record()
+        close_many(recorder, 2)
+
+        assert recorder.closed == 5
+        assert len(recorder.take(10, recorder.position)[0]) == 2
 
     def test_a_recorder_is_an_observer(self) -> None:
         """Its two hooks are the slots'."""

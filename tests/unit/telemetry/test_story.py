@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from quiesce.barrier import DataPlaneCheckpointBarrier
 from quiesce.telemetry import names
 from quiesce.telemetry import story as module
 from quiesce.telemetry.finished import FinishedSpan
+from quiesce.testing import in_virtual_time, settle
+from tests.barriers import Visitor
 from tests.save_rig import RecordingFence, Rig
 from tests.unit.telemetry.telling import Kept, Telling
 
@@ -364,6 +367,37 @@ class TestTheEnd:
         assert all(span.cut_off and span.attributes["quiesce.cut_off"] is True for span in cut)
         assert not any("quiesce.outcome" in span.attributes or span.status for span in cut)
         assert not kept.found[0].cut_off  # the drain was over
+
+    @in_virtual_time
+    async def test_slots_that_are_open_or_wait_are_told_as_cut_off(self) -> None:
+        """With what they waited so far, and the window that they wait for."""
+        scene = Telling()
+        barrier = DataPlaneCheckpointBarrier(hub=scene.hub, clock=scene.clock)
+        order = list[str]()
+        held = Visitor(order, "held", barrier.mutation("admission"))
+        await settle()
+        scene.clock.advance(1.0)
+        window = Visitor(order, "window", barrier.checkpoint())
+        await settle()
+        waits = Visitor(order, "waits", barrier.mutation("retry"))
+        await settle()
+        scene.clock.advance(2.0)
+
+        kept = scene.over()
+
+        slots = {span.attributes["quiesce.kind"]: span for span in kept.named("quiesce.slot")}
+        assert {kind: (span.end_ns - span.start_ns) / 1e9 for kind, span in slots.items()} == {
+            "admission": 3.0,
+            "retry": 2.0,
+        }
+        assert all(span.cut_off and span.attributes["quiesce.cut_off"] is True for span in slots.values())
+        asked = kept.one("quiesce.window")
+        assert slots["retry"].links == ((asked.trace_id, asked.span_id),)
+        assert slots["retry"].attributes["quiesce.held"] is False
+        assert slots["admission"].links == ()
+        for visitor in (held, window, waits):
+            visitor.leave()
+            await settle()
 
     def test_tables_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Groups, cuts and rollouts that never end do not pile up: the oldest is ended as cut off."""

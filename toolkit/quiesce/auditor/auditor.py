@@ -12,6 +12,8 @@ What happens to a finding::
     the sweep ─────────────┼─> one record per fault ─> hub.invariant_violated (once), the log, violations.jsonl,
     a cut's verification ──┘                          and `on_halt` if that is the invariant's policy
 
+A fault that is seen live, by the sweep and at every later cut is told once; the record counts how often, and when last.
+
 Rule: an auditor never hurts the run. A finding of a hook is recorded in the step in which it is made, and told to others
 from a step of its own; files are written in a thread; what fails in here is logged and counted. Yield rule: only
 :meth:`Auditor.aclose` suspends.
@@ -28,11 +30,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from quiesce.auditor.checks import load_checks
+from quiesce.auditor.checks import UserCheck, load_checks
 from quiesce.auditor.incremental import Incremental
 from quiesce.auditor.journal import ViolationJournal, read_violations
 from quiesce.auditor.policies import AUDITED, InvariantStatus, Policies
 from quiesce.auditor.record import Origin, Records, ViolationRecord
+from quiesce.auditor.ring import EventRing
 from quiesce.auditor.sweep import Pace, Sweep
 from quiesce.barrier import detached
 from quiesce.invariants.violation import Violation
@@ -53,6 +56,14 @@ _TELL_SECONDS: Final = 1.0
 """How often `invariant_checked` is reported, and changed counts are written down."""
 
 _CLOSE_SECONDS: Final = 5.0
+
+_TRACED: Final = 10
+"""Groups at fault whose trace is asked for; one is enough."""
+
+_UNTRACED: Final = 16
+"""Records whose trace is asked for again."""
+
+_SEEN_BY: Final = {"live": "an event", "sweep": "the sweep", "cut": "a checkpoint's verification"}
 
 
 class _HasOwners(Protocol):
@@ -94,11 +105,11 @@ class Auditor:
         folder: The run folder; None keeps records in memory only.
         gate_window: How far the sampler's cursor may be ahead of the trainer version, or None.
         elsewhere: Returns the keys that are outstanding in the workers' cleanups.
-        policies: What follows from a violation, by invariant, where that is not the default.
+        policies: What follows from a violation: by invariant, where that is not the default; or all of it.
         budgets: Seconds that a phase of a checkpoint may take.
-        checks: The users' own checks: objects, classes, or references ``module:ClassName``.
+        checks: The users' own checks: objects, classes, references ``module:ClassName``; or all of them built.
         on_halt: Called on the loop, once, with the first live record whose policy is to halt the run.
-        trace_of: Returns the trace id of some groups, or "".
+        trace_of: Returns the trace id of the first of some groups and cuts that has one, or "".
         pace: How fast the sweep goes.
         clock: Monotonic nanoseconds.
         wall: Unix seconds.
@@ -115,7 +126,7 @@ class Auditor:
         folder: Path | None = None,
         gate_window: int | None = None,
         elsewhere: Callable[[], Iterable[RowKey]] = tuple,
-        policies: Mapping[str, str] | None = None,
+        policies: Mapping[str, str] | Policies | None = None,
         budgets: Mapping[str, float] | None = None,
         checks: Iterable[object] = (),
         on_halt: Callable[[ViolationRecord], None] | None = None,
@@ -128,8 +139,11 @@ class Auditor:
         self._hub = owners.barrier.hub
         self._dataplane = dataplane
         self._gate_window = gate_window
-        self._checks = load_checks(checks)
-        self.policies = Policies(policies, {check.name: check.policy for check in self._checks})
+        given = tuple(checks)
+        built = tuple(check for check in given if isinstance(check, UserCheck))
+        self._checks = built if len(built) == len(given) else load_checks(given)
+        defaults = {check.name: check.policy for check in self._checks}
+        self.policies = policies if isinstance(policies, Policies) else Policies(policies, defaults)
         self._on_halt = on_halt
         self._halted = False
         self._trace_of = trace_of
@@ -141,17 +155,22 @@ class Auditor:
         )
         self._findings: dict[str, int] = {}
         self._begun = 0
-        self._untold: deque[ViolationRecord] = deque()
+        self._untold: deque[tuple[ViolationRecord, bool]] = deque()
         self._unwritten: dict[str, ViolationRecord] = {}
+        self._untraced: deque[ViolationRecord] = deque(maxlen=_UNTRACED)
         self._writes: set[asyncio.Future[None]] = set()
         self._write_failures = 0
+        self.marks: dict[str, Any] = {}
+        """Added to the evidence of each record that begins while it is here: what a drill is told by."""
         self._firing: Violation | None = None
         self._told_at = float("-inf")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._ring = EventRing()  # before what follows: taking over what there is may find something already
         self.events = Incremental(
             owners,
+            ring=self._ring,
             report=self.found,
             known=self.records.knows,
             gate_window=gate_window,
@@ -203,6 +222,7 @@ class Auditor:
             await asyncio.wait({self._task})
         self.events.judge_gates()
         self.tell()
+        self._trace_late()
         self._write_down()
         if self._writes:
             await asyncio.wait(set(self._writes), timeout=_CLOSE_SECONDS)
@@ -217,50 +237,66 @@ class Auditor:
 
     # -------------------------------------------------------------------------------------------------- findings
 
-    def found(self, violation: Violation, origin: Origin) -> None:
-        """Take a finding; from any thread. Others are told of a new one from a step of their own."""
+    def found(self, violation: Violation, origin: Origin, *, told: bool = False) -> None:
+        """Take a finding; from any thread. Others are told of a new one from a step of their own.
+
+        Args:
+            violation: What does not hold.
+            origin: Who found it.
+            told: Whether everybody knows of it already.
+        """
         self._findings[violation.invariant] = self._findings.get(violation.invariant, 0) + 1
         record, new = self.records.add(
             violation,
             origin=origin,
             unix_time=self._wall(),
-            events=self.events.ring.of(violation.groups) if hasattr(self, "events") else [],
-            trace_id=self._trace(violation.groups),
+            events=self._ring.of(violation.groups),
+            trace_id=self._trace((*violation.groups[:_TRACED], *filter(None, (violation.cut_id,)))),
         )
         self._unwritten[record.key] = record
         if not new:
             return
+        if not record.trace_id and self._trace_of is not None:
+            self._untraced.append(record)
         self._begun += 1
-        if origin == "cut":
-            self._write_down()  # whoever verified the cut has told everybody
-        else:
-            self._untold.append(record)
+        if self.marks:
+            record.evidence.update(self.marks)
+        self._untold.append((record, told))
         self._schedule()
 
+    def found_at_the_cut(self, violation: Violation) -> None:
+        """Take what the verification of a cut found; on the loop. A fault that was seen before is no news."""
+        self.found(violation, "cut")
+        self.tell()
+
     def invariant_violated(self, violation: Violation) -> None:
-        """Take what the verification of a cut found."""
+        """Take what somebody else told everybody, such as who verifies cuts without asking this auditor."""
         if violation is not self._firing:
-            self.found(violation, "cut")
+            self.found(violation, "cut", told=True)
 
     def tell(self) -> None:
         """Tell the hub, the log and the journal what was found since; on the loop."""
         while self._untold:
-            record = self._untold.popleft()
+            record, told = self._untold.popleft()
             self._unwritten[record.key] = record
-            self._firing = record.violation()
-            try:
-                _LOG.log(
-                    logging.ERROR if record.severity == "critical" else logging.WARNING,
-                    "%s (seen by %s, record %s)",
-                    self._firing,
-                    "an event" if record.origin == "live" else "the sweep",
-                    record.key,
-                )
-                self._hub.fire("invariant_violated", self._firing)
-            finally:
-                self._firing = None
+            if not told:
+                self._tell_all(record)
             self._halt(record)
             self._write_down()
+
+    def _tell_all(self, record: ViolationRecord) -> None:
+        self._firing = record.violation()
+        try:
+            _LOG.log(
+                logging.ERROR if record.severity == "critical" else logging.WARNING,
+                "%s (seen by %s, record %s)",
+                self._firing,
+                _SEEN_BY[record.origin],
+                record.key,
+            )
+            self._hub.fire("invariant_violated", self._firing)
+        finally:
+            self._firing = None
 
     def close_record(self, key: str) -> bool:
         """Close a record: somebody has looked into it. Returns whether there is one of that key."""
@@ -292,13 +328,21 @@ class Auditor:
         except Exception:  # noqa: BLE001 - somebody else's code; the record is told all the same
             _LOG.exception("the run could not be halted")
 
-    def _trace(self, groups: Collection[str]) -> str:
-        if self._trace_of is None:
+    def _trace(self, names: Collection[str]) -> str:
+        if self._trace_of is None or not names:
             return ""
         try:
-            return self._trace_of(groups)
+            return self._trace_of(names)
         except Exception:  # noqa: BLE001 - somebody else's code; the finding counts without it
             return ""
+
+    def _trace_late(self) -> None:
+        """Ask again for traces that were not known yet: spans are made a moment after the event."""
+        for record in list(self._untraced):
+            record.trace_id = self._trace((*record.groups[:_TRACED], *filter(None, (record.cut_id,))))
+            if record.trace_id:
+                self._untraced.remove(record)
+                self._unwritten[record.key] = record
 
     def _after_pass(self) -> None:
         for check in self._checks:
@@ -307,6 +351,7 @@ class Auditor:
         if now - self._told_at < _TELL_SECONDS:
             return
         self._told_at = now
+        self._trace_late()
         self._write_down()
         if self._hub.invariant_checked:
             for status in self.status():
@@ -351,6 +396,17 @@ class Auditor:
                 InvariantStatus(check.name, state, check.problem, policy, open_now.get(check.name, 0))
             )
         return tuple(found)
+
+    def known(self) -> tuple[tuple[str, ...], dict[str, float]]:
+        """Return the invariants that are watched, and Unix times; may be called from any thread.
+
+        Returns:
+            Names of invariants, and when an open record of an invariant was seen last, by name.
+        """
+        last: dict[str, float] = {}
+        for record in self.records.open():
+            last[record.invariant] = max(record.last_unix, last.get(record.invariant, 0.0))
+        return tuple(status.name for status in self.status() if status.state == "active"), last
 
     def _inactive(self, name: str) -> str:
         sampler = self._owners.sampler

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 from quiesce.auditor.ring import EventRing
 from quiesce.auditor.shadow import BUFFER, CODES, LEDGER, LOST, NAMES, NONE, OWNED, Shadow
 from quiesce.checkpoint.cut import PARTS
-from quiesce.invariants.gate_events import GateChecker, GateEvent
+from quiesce.invariants.gate_events import GateChecker
 from quiesce.invariants.violation import Severity, Violation
 from quiesce.types import OWNERS
 
@@ -46,7 +46,7 @@ PHASE_BUDGETS: Final = {"drain": 60.0, "exclusive": 5.0, "write": 600.0}
 DIRTY: Final = 1024
 """Groups that the sweep is asked to look at first."""
 
-GATE_LOG: Final = 1024
+GATE_LOG: Final = 256
 """Gate events that wait for the sweep; at more than that whoever reports the next one has them judged."""
 
 _get_ident: Final = threading.get_ident
@@ -61,6 +61,7 @@ class Incremental:
         owners: The owners, for what events do not carry: a cursor or a version is read, never an owner of a group.
         report: Takes findings; from any thread.
         known: Tells whether a group was found at fault before, by an invariant.
+        ring: Takes the last events; None makes one.
         gate_window: How far the cursor may be ahead of the trainer version; None for a sampler without a gate.
         budgets: Seconds by phase.
         clock: Monotonic nanoseconds.
@@ -69,7 +70,6 @@ class Incremental:
         shadow: Who owns what, as far as events say.
         ring: The last events.
         dirty: Groups whose rows may just have become wrong.
-        seen: Events that were judged, by invariant.
     """
 
     def __init__(
@@ -78,12 +78,14 @@ class Incremental:
         *,
         report: Report,
         known: Callable[[str, str], bool],
+        ring: EventRing | None = None,
         gate_window: int | None = None,
         budgets: Mapping[str, float] | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.shadow = Shadow()
-        self.ring = EventRing()
+        self._move = self.shadow.move
+        self.ring = EventRing() if ring is None else ring
         self.dirty: deque[str] = deque(maxlen=DIRTY)
         self.window = ""
         self.gates_seen = False
@@ -96,6 +98,7 @@ class Incremental:
         self._budgets = dict(PHASE_BUDGETS if budgets is None else budgets)
         self._clock = clock
         self._note = self.ring.append
+        self._now = clock()  # of the slot that opened last: asking for each move would be a tenth of its cost
         statistics = self._barrier.statistics()
         self._slots = sum(statistics.active.values())
         self._certain = self._slots == 0
@@ -106,13 +109,13 @@ class Incremental:
         self.step = owners.step
         self.mutation_version = self._barrier.mutation_version
         self._stamped: dict[int, int] = {}
-        self.stamp_max = -1
         self._parts: list[str] = []
         self._cut_version = 0
         self._phases: dict[tuple[str, str], int] = {}
         self._late: set[tuple[str, str]] = set()
         self._gates = GateChecker()
         self._gate_log: deque[tuple[str, str, int, str, str, int]] = deque()
+        self._log_gate = self._gate_log.append
         self._gate_lock = threading.Lock()
         self._seed()
 
@@ -120,18 +123,21 @@ class Incremental:
 
     def owner_moved(self, group_id: str, source: str, target: str, reason: str) -> None:
         """Compare a move with where the shadow has the group."""
-        self._note((self._clock(), group_id, source, target, reason))
-        code = CODES[target]
-        if self.window or not self._slots:
+        if self._slots and not self.window:
+            self._note((self._now, group_id, source, target, reason))
+        else:
+            self._note((self._clock(), group_id, source, target, reason))
             self._outside(f"group {group_id} moved from {source} to {target}", (group_id,))
-        before = self.shadow.move(group_id, code)
+        code = CODES[target]
+        before = self._move(group_id, code)
         if source == "read":
             self._reads_due -= 1
-            self.reserved += code == LEDGER
-        elif code == LEDGER:
-            self._from_spares(group_id)
+            if code == LEDGER:
+                self.reserved += 1
         elif code == BUFFER:
             self.dirty.append(group_id)
+        elif code == LEDGER:
+            self._from_spares(group_id)
         if before != CODES[source]:
             self._contradiction(group_id, before, source, target)
 
@@ -161,6 +167,7 @@ class Incremental:
 
     def slot_opened(self, kind: str, wait_ns: int, opened_ns: int) -> None:
         """Count it; none opens inside a window."""
+        self._now = opened_ns
         self._slots += 1
         if self.window:
             self._outside(f"a {kind} slot opened", ())
@@ -261,9 +268,12 @@ class Incremental:
                 groups_admitted=groups,
                 groups_reserved=self.reserved,
             )
-        self.reserved = max(0, self.reserved - groups)
+        self.reserved = self.reserved - groups if groups < self.reserved else 0
         if target_step is not None:
-            self._stamp(cursor, target_step)
+            if target_step <= cursor and target_step not in self._stamped:
+                self._stamped[target_step] = cursor
+            else:
+                self._stamp(cursor, target_step)
 
     def _stamp(self, cursor: int, step: int) -> None:
         if step > cursor:
@@ -284,7 +294,6 @@ class Incremental:
                 admissions=[self._stamped[step], cursor],
             )
         self._stamped[step] = cursor
-        self.stamp_max = max(self.stamp_max, step)
 
     def version_advanced(self, version: int) -> None:
         """It grew."""
@@ -355,28 +364,34 @@ class Incremental:
     # ----------------------------------------------------------------------------------------------------- gates
 
     def permit_granted(self, worker: str, sequence: int, wait_ns: int) -> None:
-        """Judge it."""
-        self._gate("permit_granted", worker, sequence)
+        """Write it down, in the order of arrival; a writer does not wait for its judgement."""
+        self._log_gate(("permit_granted", worker, sequence, "", "", _get_ident()))
+        if len(self._gate_log) > GATE_LOG:
+            self.judge_gates()
 
     def permit_released(self, worker: str, sequence: int, hold_ns: int) -> None:
-        """Judge it."""
-        self._gate("permit_released", worker, sequence)
+        """Write it down."""
+        self._log_gate(("permit_released", worker, sequence, "", "", _get_ident()))
+        if len(self._gate_log) > GATE_LOG:
+            self.judge_gates()
 
     def gate_closing(self, worker: str, sequence: int, epoch: str) -> None:
-        """Judge it."""
-        self._gate("gate_closing", worker, sequence, epoch)
+        """Write it down."""
+        self._log_gate(("gate_closing", worker, sequence, epoch, "", _get_ident()))
 
     def gate_closed(self, worker: str, sequence: int, epoch: str, ns: int, outcome: str) -> None:
-        """Judge it."""
-        self._gate("gate_closed", worker, sequence, epoch, outcome)
+        """Write it down."""
+        self._log_gate(("gate_closed", worker, sequence, epoch, outcome, _get_ident()))
 
     def gate_reopened(self, worker: str, sequence: int, epoch: str, closed_ns: int) -> None:
-        """Judge it."""
-        self._gate("gate_reopened", worker, sequence, epoch)
+        """Write it down."""
+        self._log_gate(("gate_reopened", worker, sequence, epoch, "", _get_ident()))
+        if len(self._gate_log) > GATE_LOG:
+            self.judge_gates()
 
     def clear_started(self, worker: str, sequence: int, keys: int) -> None:
-        """Judge it."""
-        self._gate("clear_started", worker, sequence)
+        """Write it down."""
+        self._log_gate(("clear_started", worker, sequence, "", "", _get_ident()))
 
     def clear_ended(
         self,
@@ -390,13 +405,6 @@ class Incremental:
         """Have the rows of whatever was cleared looked at, should the buffer own it."""
         self.dirty.extend(group_id for group_id, _ in rollouts[:DIRTY])
 
-    def _gate(self, hook: str, worker: str, sequence: int, epoch: str = "", outcome: str = "") -> None:
-        """Write it down, in the order of arrival; a writer does not wait for its judgement."""
-        log = self._gate_log
-        log.append((hook, worker, sequence, epoch, outcome, _get_ident()))
-        if len(log) > GATE_LOG:
-            self.judge_gates()
-
     @property
     def gates_waiting(self) -> bool:
         """Whether gate events wait for their judgement."""
@@ -404,10 +412,11 @@ class Incremental:
 
     def judge_gates(self) -> None:
         """Judge the gate events that wait; from any thread. The sweep has it done several times a second."""
+        log, see = self._gate_log, self._gates.see
         with self._gate_lock:
-            while self._gate_log:
-                self.gates_seen = True
-                for violation in self._gates.see(GateEvent(*self._gate_log.popleft())):
+            self.gates_seen = self.gates_seen or bool(log)
+            while log:
+                for violation in see(log.popleft()):
                     self._report(violation, "live")
 
     # --------------------------------------------------------------------------------------------------- helpers
@@ -424,7 +433,6 @@ class Incremental:
         items: tuple[GroupRecord | BufferEntry, ...] = (*records, *ready, *claimed)
         for item in items:
             if item.target_step is not None:
-                self.stamp_max = max(self.stamp_max, item.target_step)
                 self._stamped.setdefault(item.target_step, item.admission_id)
 
     def _found(

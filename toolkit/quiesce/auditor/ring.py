@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
-__all__ = ["RING_SIZE", "EventRing", "RingEvent"]
+__all__ = ["RING_SIZE", "SHOWN", "EventRing", "RingEvent"]
 
 RING_SIZE: Final = 512
 """Events that are kept; at a thousand groups that is the most of what an auditor costs in memory."""
@@ -23,7 +23,7 @@ class RingEvent(NamedTuple):
     """One event: a move of a group, or of the run if it names none.
 
     Attributes:
-        ns: When, by the auditor's clock.
+        ns: When, in nanoseconds of a monotonic clock; of a move, when its slot opened.
         group_id: The group, or "".
         source: Who had it; for an event of the run, the hook.
         target: Who has it now, or what the event said.

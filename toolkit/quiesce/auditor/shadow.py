@@ -1,8 +1,9 @@
 """The auditor's own book of who owns what: one byte for each position that was read, written from events alone.
 
 It is independent of ledger, spares and buffer: they report a move, and the shadow says whether the group was where they say
-it was. A group id names its epoch and position, so the book is a byte array for each epoch; ids of any other form are kept
-by name.
+it was. A group id names its epoch and position, so the book has a page of a hundred bytes for each hundred positions; a page
+is looked up by what the ids on it share, all but the last two digits, because reading a number costs more than two look-ups.
+Ids of any other form are kept by name.
 
 Rule: a move costs the same however many groups there are. Nothing here suspends.
 """
@@ -27,6 +28,7 @@ __all__ = [
     "NAMES",
     "NONE",
     "OWNED",
+    "PAGE",
     "SPARES",
     "TRAINED",
     "TRAINING",
@@ -49,8 +51,13 @@ NAMES: Final = ("read", "ledger", "spares", "buffer", "training", "trained", "dr
 CODES: Final = {name: code for code, name in enumerate(NAMES)}
 OWNED: Final = frozenset((LEDGER, SPARES, BUFFER, TRAINING))
 
-_PREFIX: Final = 5  # of "e000-p0000000", up to the position's letter
-_LENGTH: Final = 13
+PAGE: Final = 100
+"""Positions of one page."""
+
+_HELD: Final = tuple(int(code in OWNED) for code in range(len(NAMES)))
+_TAILS: Final = {f"{at:02d}": at for at in range(PAGE)}
+_EPOCH_DIGITS: Final = 3  # at least; of "e000-p0000000"
+_POSITION_DIGITS: Final = 7
 _MOST_AHEAD: Final = 1 << 20  # a position further ahead than this is somebody's own id, not a reading
 
 
@@ -58,37 +65,31 @@ class Shadow:
     """Who owns each group, as far as events say.
 
     Attributes:
-        epochs: For each epoch that is not forgotten, a code for each position.
-        foreign: The same for ids of another form.
-        forgotten: Epochs below this one are over, every position of them ended; their bytes are gone.
-        counts: How many groups have each code.
+        epochs: For each epoch that is not forgotten, how many positions its pages span.
+        foreign: The codes of ids of another form.
+        forgotten: Epochs below this one are over, every position of them ended; their pages are gone.
     """
 
-    __slots__ = ("_codes", "_head", "counts", "epochs", "foreign", "forgotten")
+    __slots__ = ("_owned", "_pages", "epochs", "foreign", "forgotten")
 
     def __init__(self) -> None:
-        self.epochs: dict[int, bytearray] = {}
+        self.epochs: dict[int, int] = {}
         self.foreign: dict[str, int] = {}
         self.forgotten = 0
-        self.counts = [0] * len(NAMES)
-        # The epoch that moved last: nearly always the one that moves next.
-        self._head = ""
-        self._codes = bytearray()
+        self._pages: dict[str, bytearray] = {}
+        self._owned = 0
 
     def move(self, group_id: str, code: int) -> int:
         """Note where a group is now; return the code that it had."""
-        if group_id[:6] != self._head or len(group_id) != _LENGTH:
-            return self._far(group_id, code)
-        codes = self._codes
         try:
-            position = int(group_id[6:])
-            before = codes[position]
-        except (IndexError, ValueError):
+            page = self._pages[group_id[:-2]]
+            at = _TAILS[group_id[-2:]]
+        except KeyError:
             return self._far(group_id, code)
-        codes[position] = code
-        counts = self.counts
-        counts[before] -= 1
-        counts[code] += 1
+        before = page[at]
+        page[at] = code
+        if _HELD[before] != _HELD[code]:
+            self._owned += 1 if _HELD[code] else -1
         return before
 
     def get(self, group_id: str) -> int:
@@ -99,20 +100,26 @@ class Shadow:
         epoch, position = place
         if epoch < self.forgotten:
             return TRAINED  # or dropped: it ended, and nobody asks how any more
-        codes = self.epochs.get(epoch, b"")
-        return codes[position] if position < len(codes) else NONE
+        return self.page(epoch, position)[position % PAGE]
+
+    def page(self, epoch: int, position: int) -> bytes:
+        """Return the codes of the hundred positions that a position is among, by their last two digits."""
+        return bytes(self._pages.get(_name(epoch, position), _BLANK))
 
     def owned(self) -> int:
         """Return how many groups have an owner."""
-        return sum(self.counts[code] for code in OWNED)
+        return self._owned
 
     def forget(self, epoch: int) -> bool:
         """Let go of an epoch that is over if every position of it has ended and all before it are forgotten."""
-        codes = self.epochs.get(epoch)
-        if epoch != self.forgotten or (codes is not None and any(codes.count(code) for code in OWNED)):
+        if epoch != self.forgotten:
             return False
+        names = [_name(epoch, first) for first in range(0, self.epochs.get(epoch, 0), PAGE)]
+        if any(code in self._pages.get(name, _BLANK) for name in names for code in OWNED):
+            return False
+        for name in names:
+            self._pages.pop(name, None)
         self.epochs.pop(epoch, None)
-        self._head = ""
         self.forgotten = epoch + 1
         return True
 
@@ -131,19 +138,18 @@ class Shadow:
         """
         self.epochs.clear()
         self.foreign.clear()
-        self._head = ""
-        self.counts = [0] * len(NAMES)
+        self._pages.clear()
+        self._owned = 0
         self.forgotten = accounting.closed.epochs
         for account in accounting.open:
-            codes = self.epochs[account.epoch] = bytearray(account.read)
-            if any(account.trained) or any(account.dropped):
-                for position in range(account.read):
+            self.epochs[account.epoch] = 0
+            for first in range(0, account.read, PAGE):
+                page = self._open(account.epoch, first)
+                for position in range(first, min(first + PAGE, account.read)):
                     if has_bit(account.trained, position):
-                        codes[position] = TRAINED
+                        page[position - first] = TRAINED
                     elif has_bit(account.dropped, position):
-                        codes[position] = DROPPED
-            for code in (TRAINED, DROPPED):
-                self.counts[code] += codes.count(code)
+                        page[position - first] = DROPPED
         twice = []
         for code, names in (
             (LEDGER, (record.group_id for record in ledger)),
@@ -157,41 +163,47 @@ class Shadow:
                     twice.append((name, before, code))
         return twice
 
+    def _open(self, epoch: int, position: int) -> bytearray:
+        """Begin a page."""
+        page = self._pages[_name(epoch, position)] = bytearray(PAGE)
+        self.epochs[epoch] = max(self.epochs.get(epoch, 0), position - position % PAGE + PAGE)
+        return page
+
     def _far(self, group_id: str, code: int) -> int:
-        """Do the same for the first of an epoch, a position past the end, or an id of another form."""
+        """Do the same for the first group of a page, and for an id of another form."""
         place = _place(group_id)
-        codes: bytearray | None = None
-        before = NONE
         if place is not None and place[0] >= self.forgotten:
             epoch, position = place
-            codes = self.epochs.setdefault(epoch, bytearray())
-            if position - len(codes) > _MOST_AHEAD:
-                codes = None
-            else:
-                if position >= len(codes):
-                    codes.extend(bytes(position + 1 - len(codes)))
-                before = codes[position]
-                codes[position] = code
-                if len(group_id) == _LENGTH:
-                    self._head, self._codes = group_id[:6], codes
-        elif place is not None:
-            before = TRAINED
-        if codes is None:
-            before = self.foreign.get(group_id, before)
+            if position - self.epochs.setdefault(epoch, 0) <= _MOST_AHEAD:
+                self._open(epoch, position)
+                return self.move(group_id, code)
+        before = self.foreign.get(
+            group_id, TRAINED if place is not None and place[0] < self.forgotten else NONE
+        )
+        if code in {TRAINED, DROPPED}:
+            self.foreign.pop(
+                group_id, None
+            )  # ended ids of other forms are not remembered, or they would pile up
+        else:
             self.foreign[group_id] = code
-            if code in {TRAINED, DROPPED}:
-                del self.foreign[
-                    group_id
-                ]  # ended ids of other forms are not remembered, or they would pile up
-        self.counts[before] -= 1
-        self.counts[code] += 1
+        self._owned += _HELD[code] - _HELD[before]
         return before
+
+
+_BLANK: Final = bytes(PAGE)
+
+
+def _name(epoch: int, position: int) -> str:
+    """Return what the ids of a page share."""
+    return f"e{epoch:03d}-p{position // PAGE:05d}"
 
 
 def _place(group_id: str) -> tuple[int, int] | None:
     head, found, tail = group_id.partition("-p")
     if not found or head[:1] != "e" or not (head[1:].isdecimal() and tail.isdecimal()):
         return None
-    if len(head) < _PREFIX - 1 or len(tail) < _LENGTH - _PREFIX - 1:
+    if len(head) <= _EPOCH_DIGITS or len(tail) < _POSITION_DIGITS:
         return None
-    return int(head[1:]), int(tail)
+    epoch, position = int(head[1:]), int(tail)
+    # Padded to a least width, and only to that: of any other spelling there could be two of one position.
+    return (epoch, position) if group_id == f"e{epoch:03d}-p{position:07d}" else None

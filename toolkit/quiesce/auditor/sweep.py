@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from quiesce.accounting import AccountingState, has_bit
-from quiesce.auditor.shadow import CODES, DROPPED, LOST, NAMES, NONE, OWNED, TRAINED
+from quiesce.auditor.shadow import CODES, DROPPED, LOST, NAMES, NONE, OWNED, PAGE, TRAINED
 from quiesce.invariants.violation import Severity, Violation
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ __all__ = ["SLICE", "Pace", "Sweep", "judge_group"]
 
 _LOG: Final = logging.getLogger("quiesce.auditor")
 
-SLICE: Final = 100
+SLICE: Final = PAGE
 """Positions of one slice: those that share all but the last two digits, and so a prefix of row keys."""
 
 _DIGITS: Final = 5  # of a position without its last two
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: it is a section of a run's configuration, whose parser reads vars()
 class Pace:
     """How fast a sweep goes.
 
@@ -166,6 +166,7 @@ class Sweep:
         self._logged = False
         self._findings = 0
         self.passes = 0
+        self.slices = 0
         self.failures = 0
         self.longest_step_ns = 0
         """The longest that a slice held the event loop."""
@@ -261,6 +262,7 @@ class Sweep:
                 self._executor, self._dataplane.keys, prefix
             )
         since = self._clock()
+        self.slices += 1
         self._compare_owners(epoch, base, names)
         rows = self._rows_of(names, listed)
         self.longest_step_ns = max(self.longest_step_ns, self._clock() - since)
@@ -286,13 +288,13 @@ class Sweep:
         read, trained, dropped = (
             (0, b"", b"") if opened is None else (opened.read, opened.trained, opened.dropped)
         )
-        codes = shadow.epochs.get(epoch, b"")
+        codes = shadow.page(epoch, base)
         ledger, spares, buffer = owners.ledger, owners.spares, owners.buffer
         claimed = {entry.group_id for claim in buffer.claims() for entry in claim.entries}
         cursor, ahead = owners.sampler.dispatch_cursor, dict[str, int]()
         faults: dict[_Fault, list[str]] = defaultdict(list)
         for position, name in enumerate(names, base):
-            code = codes[position] if position < len(codes) else NONE
+            code = codes[position - base]
             holders: list[str] = []
             record = ledger.find(name)
             if record is not None:
@@ -492,7 +494,7 @@ class Sweep:
         read = next(
             (state.read for state in self._owners.accounting.capture().open if state.epoch == epoch), 0
         )
-        return max(read, len(self._shadow.epochs.get(epoch, b"")))
+        return max(read, self._shadow.epochs.get(epoch, 0))
 
     def _found(
         self,

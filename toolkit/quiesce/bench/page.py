@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quiesce.bench.report import BenchReport
 
 __all__ = [
+    "AUDITOR_PAGE",
     "PAGE",
     "PLOT",
     "REPLY_PAGE",
@@ -30,6 +31,7 @@ __all__ = [
     "update_page",
 ]
 
+AUDITOR_PAGE: Final = "auditor-cost.md"
 PAGE: Final = "cost.md"
 PLOT: Final = "cost-window.svg"
 REPLY_PAGE: Final = "reply-latency.md"
@@ -182,7 +184,7 @@ def plot_reply(report: BenchReport) -> str:
     )
 
 
-_PAGES: Final = {"reply": REPLY_PAGE, "telemetry": TELEMETRY_PAGE}
+_PAGES: Final = {"auditor": AUDITOR_PAGE, "reply": REPLY_PAGE, "telemetry": TELEMETRY_PAGE}
 _PLOTS: Final = {"window": (PLOT, plot_window), "reply": (REPLY_PLOT, plot_reply)}
 
 

@@ -48,6 +48,7 @@ from quiesce.checkpoint.capture import CutSources, capture
 from quiesce.checkpoint.cut import CapturedCut
 from quiesce.checkpoint.fence import Fence, NoFence
 from quiesce.checkpoint.retention import Retention
+from quiesce.checkpoint.seals import judge_written
 from quiesce.checkpoint.shielding import in_thread
 from quiesce.dataplane import durable
 from quiesce.errors import (
@@ -170,6 +171,8 @@ class Checkpointer:
             verification.
         policy: What follows from a broken invariant, by its name, where that is not the default.
         verify: Judges a cut, given the cut before; None means every invariant. Runs in a thread.
+        further: Judges a captured cut as well, given what ``verify`` of every invariant knows beside it; in a thread.
+        report: Takes each violation, on the loop, and tells whoever should know. None logs it, and tells the hub.
         on_suspect: Called on the loop with what a refused cut broke, so that groups at fault can be booked as
             dropped.
         settling: Returns the keys that are queued for a clear, in progress or given up in one; called on the loop,
@@ -197,6 +200,8 @@ class Checkpointer:
         gate_window: int | None = None,
         policy: Mapping[str, str] | None = None,
         verify: Verify | None = None,
+        further: Callable[[CutState, CutFacts], Sequence[Violation]] | None = None,
+        report: Callable[[Violation], None] | None = None,
         on_suspect: Callable[[list[Violation]], None] | None = None,
         settling: Callable[[], Collection[RowKey]] | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
@@ -217,6 +222,8 @@ class Checkpointer:
             if follows not in POLICIES:
                 raise ConfigError(f"policy.{invariant}", f"{follows!r} is not one of {', '.join(POLICIES)}")
         self._verify = verify
+        self._further = further
+        self._report = self._tell if report is None else report
         self._on_suspect = on_suspect
         self._settling = settling
         self._clock = clock
@@ -548,6 +555,7 @@ class Checkpointer:
                 captured.snapshot.release()
                 attempt.present = None
             attempt.written = written
+            refused = await self._judge_seals(attempt, state, written) or refused
             with self._phase(attempt.cut_id, "publish"):
                 path = await in_thread(self._executor, self._publish, attempt, state, written, refused)
         except asyncio.CancelledError as error:
@@ -593,13 +601,22 @@ class Checkpointer:
                 (),
                 tuple(await in_thread(self._executor, self._verify, captured, self._parent)),
             )
+        return self._judged(attempt, checked, violations)
+
+    async def _judge_seals(self, attempt: _Attempt, state: CutState, written: write.WrittenCut) -> bool:
+        """Read the ledger's seal back out of the row files; report, and return whether the cut is refused for it."""
+        if self._verify is not None:
+            return False
+        violations = await in_thread(self._executor, judge_written, written, state)
+        return self._judged(attempt, ("digest_matches",), tuple(violations))
+
+    def _judged(self, attempt: _Attempt, checked: tuple[str, ...], violations: tuple[Violation, ...]) -> bool:
         for name in checked:
             self._hub.fire("invariant_checked", name)
         for violation in violations:
-            _LOG.error("cut %s of step %d: %s", attempt.cut_id, attempt.step, violation)
-            self._hub.fire("invariant_violated", violation)
-        attempt.violations = violations
-        attempt.halt = any(self._policy_of(violation) == "halt" for violation in violations)
+            self._report(violation)
+        attempt.violations += violations
+        attempt.halt = attempt.halt or any(self._policy_of(violation) == "halt" for violation in violations)
         at_fault = self._refuses(violations)
         if at_fault and self._on_suspect is not None:
             # Before the next cut can be taken: it is judged on its own.
@@ -616,7 +633,14 @@ class Checkpointer:
         facts = CutFacts.of(captured, parent=parent, gate_window=self._gate_window, settling=attempt.settling)
         attempt.present = None if facts.rows is None else facts.rows.present
         checked = tuple(name for name, invariant in INVARIANTS.items() if invariant.applies(facts))
-        return checked, tuple(check_cut(captured.state, facts))
+        found = check_cut(captured.state, facts)
+        for violation in () if self._further is None else self._further(captured.state, facts):
+            found.append(violation if violation.cut_id else replace(violation, cut_id=captured.state.cut_id))
+        return checked, tuple(found)
+
+    def _tell(self, violation: Violation) -> None:
+        _LOG.error("cut %s: %s", violation.cut_id, violation)
+        self._hub.fire("invariant_violated", violation)
 
     def _policy_of(self, violation: Violation) -> str:
         known = INVARIANTS.get(violation.invariant)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from quiesce.cli import audit, bench, report, rules, skew, train
+from quiesce.cli import audit, bench, dashboards, drill, report, rules, skew, train, view, violations
 from quiesce.cli import exec as exec_
 
 __all__ = ["EXIT_FAILED", "EXIT_USAGE", "main"]
@@ -36,7 +36,9 @@ start here:
   quiesce audit runs/NAME    prove from its files that no prompt was lost or
                              trained twice
   quiesce report runs/NAME   one page about a run, from what it recorded
+  quiesce view               the dashboards in a browser, live
   quiesce exec -- CMD        run your own training with telemetry switched on
+  quiesce drill early-cursor break something on purpose, see who is paged
   quiesce skew               see the bug that the atomic cut prevents
 """
 
@@ -80,7 +82,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"quiesce {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (train, exec_, report, audit, skew, rules, bench):
+    for module in (train, exec_, report, view, audit, violations, skew, drill, rules, dashboards, bench):
         module.add_parser(commands)
     args, rest = parser.parse_known_args(argv)
     # argparse takes a list of words only where it stands in one piece; options may stand among ours.

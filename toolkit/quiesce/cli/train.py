@@ -4,7 +4,7 @@ Rule: whatever ends the command, the run's folder says how to go on, and the exi
 The first interrupt or SIGTERM saves once and stops; a second one gives up at once.
 
 Exit codes: 0 finished or stopped with everything saved; 1 failed, or the last save failed; 2 wrong arguments, configuration
-or folder; 130 or 143 given up by a second interrupt or SIGTERM.
+or folder; 3 halted by a violation whose policy that is; 130 or 143 given up by a second interrupt or SIGTERM.
 """
 
 from __future__ import annotations
@@ -35,18 +35,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from quiesce import Controller, Hub, RunSummary
+    from quiesce.auditor import ViolationRecord
     from quiesce.checkpoint import RunFolder
     from quiesce.telemetry.enable import MetricsHandle
     from quiesce_grpo.display import TrainDisplay
     from quiesce_grpo.run_config import RunConfig
 
-__all__ = ["CONFIG_FILE", "METRICS_SNAPSHOT", "add_parser", "main_train"]
+__all__ = ["CONFIG_FILE", "EXIT_HALTED", "METRICS_SNAPSHOT", "add_parser", "main_train"]
 
 CONFIG_FILE: Final = "config.yaml"
 """The run's whole configuration, in its folder; a resume reads it."""
 
 METRICS_SNAPSHOT: Final = "metrics.prom"
 """The run's metrics in the text exposition format, rewritten at every save and at the end."""
+
+EXIT_HALTED: Final = 3
+"""A violation halted the run, as its policy says."""
 
 RUNS: Final = Path("runs")
 """Where run folders go unless ``--run-dir`` says otherwise."""
@@ -71,6 +75,8 @@ exit codes:
   0    finished or stopped, and everything is saved
   1    the run or its last save failed
   2    wrong arguments, configuration or folder
+  3    halted: an invariant is broken whose policy is to halt the run
+       (controller.audit.policies); what could be saved is saved
   130  given up by a second Ctrl-C (143: by a second SIGTERM)
 """
 
@@ -391,6 +397,8 @@ def _tell(summary: RunSummary, folder: RunFolder, console: Console, table: Any) 
     _say(console, f"checkpoints  {folder.checkpoints}")
     _say(console, f"files        {path}/{{{CONFIG_FILE},log.jsonl,{_JOURNAL},{METRICS_SNAPSHOT}}}")
     _say(console, f"prove it     quiesce audit {shlex.quote(str(path))}")
+    if any(record.open for record in _violations(path)):
+        _say(console, f"look into    quiesce violations {shlex.quote(str(path))}")
     last = summary.last_save
     if summary.save_failed and last is not None:
         kept = f" (kept as {last.path}; --accept-suspect resumes from it)" if last.path else ""
@@ -399,10 +407,30 @@ def _tell(summary: RunSummary, folder: RunFolder, console: Console, table: Any) 
             f"whole, go on from it with: {_resume(folder)}",
             file=sys.stderr,
         )
+    if summary.halted_by is not None:
+        record = summary.halted_by
+        print(
+            f"quiesce train: halted: {record.severity} {record.invariant}: {record.message}\n"
+            f"look into it with: quiesce violations {shlex.quote(str(path))}\n"
+            f"then go on with: {_resume(folder)}",
+            file=sys.stderr,
+        )
+        return EXIT_HALTED
+    if summary.save_failed:
         return 1
     if summary.outcome == "stopped":
         _say(console, f"go on with   {_resume(folder)}")
     return 0
+
+
+def _violations(path: Path) -> list[ViolationRecord]:
+    from quiesce.auditor import read_violations
+
+    try:
+        return read_violations(path)
+    except OSError as error:
+        print(f"warning: the violations in {path} cannot be read: {error}", file=sys.stderr)
+        return []
 
 
 def _say(console: Console, line: str) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from quiesce.invariants.violation import Severity, Violation
 from quiesce.staged_rows import staged_keys
@@ -34,18 +35,18 @@ __all__ = [
     "versions_grow",
 ]
 
+T = TypeVar("T")
+_group_id: Final = attrgetter("group_id")
+
+_AT_ONCE: Final = 2048
+_ONE: Final = ord("1")
 _NAMED: Final = 5
 """How many ids a message spells out; a violation's ``groups`` has them all."""
 
 
-def single_owner(state: CutState, facts: CutFacts) -> list[Violation]:  # noqa: ARG001 - of all checks
+def single_owner(state: CutState, facts: CutFacts) -> list[Violation]:
     """No group is in two of ledger, spares, buffer, training."""
-    ids_by_owner = {
-        "ledger": [record.group_id for record in state.ledger],
-        "spares": [ref.group_id for ref in state.spares],
-        "buffer": [entry.group_id for entry in state.ready],
-        "training": [entry.group_id for entry in state.claimed],
-    }
+    ids_by_owner = _columns(state, facts).ids
     counted = sum(map(len, ids_by_owner.values()))
     if len(set().union(*ids_by_owner.values())) == counted:
         return []
@@ -74,7 +75,7 @@ def conservation(state: CutState, facts: CutFacts) -> list[Violation]:
     """Per epoch and along the lineage: every position read is owned, trained or dropped, exactly once."""
     found: list[Violation] = []
     account = state.accounting
-    owned, crowded = _owned_positions(state)
+    owned, crowded = _owned_positions(state, _columns(state, facts))
     closed = account.closed
     ended = closed.trained + sum(closed.dropped.values())
     if closed.read != ended:
@@ -103,9 +104,11 @@ def conservation(state: CutState, facts: CutFacts) -> list[Violation]:
     return found
 
 
-def cursor_covers_buffer(state: CutState, facts: CutFacts) -> list[Violation]:  # noqa: ARG001 - of all checks
+def cursor_covers_buffer(state: CutState, facts: CutFacts) -> list[Violation]:
     """The dispatch cursor is at or past every stamped target step in buffer and ledger."""
     cursor = state.sampler.cursor
+    if max(_columns(state, facts).admission_of, default=cursor) <= cursor:
+        return []
     ahead = {
         item.group_id: item.target_step
         for item in _groups(state)
@@ -158,9 +161,11 @@ def cursor_within_lookahead(state: CutState, facts: CutFacts) -> list[Violation]
                 },
             )
         )
-    items = tuple(_groups(state))
-    unminted = [item.group_id for item in items if item.admission_id >= sampler.next_admission_id]
-    if unminted:
+    columns = _columns(state, facts)
+    if max(columns.admissions, default=-1) >= sampler.next_admission_id:
+        unminted = [
+            item.group_id for item in _groups(state) if item.admission_id >= sampler.next_admission_id
+        ]
         found.append(
             _found(
                 name,
@@ -171,7 +176,7 @@ def cursor_within_lookahead(state: CutState, facts: CutFacts) -> list[Violation]
                 evidence={"next_admission_id": sampler.next_admission_id},
             )
         )
-    for step, admissions in sorted(_shared_stamps(items).items()):
+    for step, admissions in sorted(_shared_stamps(state, columns).items()):
         groups = [group_id for ids in admissions.values() for group_id in ids]
         found.append(
             _found(
@@ -361,15 +366,73 @@ def _bits(bitmap: int) -> Iterator[int]:
         bitmap ^= low
 
 
-def _owned_positions(state: CutState) -> tuple[dict[int, int], dict[int, int]]:
-    """Return, by epoch, the bitmaps of owned positions and of those that two groups stand for."""
-    refs = [*state.spares, *(item.prompt for item in _groups(state))]
+class _Columns(NamedTuple):
+    """The groups of a cut, read out in one walk.
+
+    Attributes:
+        ids: Group ids by owner.
+        admissions: The admission ids of groups in ledger and buffer.
+        admission_of: By stamped step, the admission of one group that carries it.
+        stamps: How many pairs of a stamped step and an admission there are.
+        positions: Owned positions by epoch.
+    """
+
+    ids: dict[str, list[str]]
+    admissions: set[int]
+    admission_of: dict[int, int]
+    stamps: int
+    positions: dict[int, list[int]]
+
+
+def _columns(state: CutState, facts: CutFacts) -> _Columns:
+    for known, columns in facts.columns:
+        if known is state and isinstance(columns, _Columns):
+            return columns
+    columns = _read_out(state)
+    facts.columns[:] = [(state, columns)]
+    return columns
+
+
+def _read_out(state: CutState) -> _Columns:
+    """Walk over all groups once, some at a time: what they are made of is then near when it is read again."""
+    ids: dict[str, list[str]] = {"ledger": [], "spares": [], "buffer": [], "training": []}
+    admissions, stamped = set[int](), set[tuple[int | None, int]]()
     positions: dict[int, list[int]] = defaultdict(list)
-    for ref in refs:
-        positions[ref.epoch].append(ref.position)
-    owned = {epoch: _bitmap(found) for epoch, found in positions.items()}
+    groups: tuple[tuple[str, Sequence[GroupRecord | BufferEntry]], ...] = (
+        ("ledger", state.ledger),
+        ("buffer", state.ready),
+        ("training", state.claimed),
+    )
+    for owner, items in groups:
+        for part in _parts(items):
+            ids[owner] += [item.group_id for item in part]
+            of = [item.admission_id for item in part]
+            admissions.update(of)
+            stamped.update(zip([item.target_step for item in part], of, strict=True))
+            _place([item.prompt for item in part], positions)
+    for refs in _parts(state.spares):
+        ids["spares"] += [ref.group_id for ref in refs]
+        _place(refs, positions)
+    pairs = [(step, admission) for step, admission in stamped if step is not None]
+    return _Columns(ids, admissions, dict(pairs), len(pairs), positions)
+
+
+def _parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for first in range(0, len(items), _AT_ONCE):
+        yield items[first : first + _AT_ONCE]
+
+
+def _place(refs: Sequence[PromptRef], positions: dict[int, list[int]]) -> None:
+    epochs = {ref.epoch for ref in refs}
+    for epoch in epochs:
+        positions[epoch] += [ref.position for ref in refs if len(epochs) == 1 or ref.epoch == epoch]
+
+
+def _owned_positions(state: CutState, columns: _Columns) -> tuple[dict[int, int], dict[int, int]]:
+    """Return, by epoch, the bitmaps of owned positions and of those that two groups stand for."""
+    owned = {epoch: _bitmap(found) for epoch, found in columns.positions.items()}
     crowded: dict[int, int] = {}
-    if sum(bits.bit_count() for bits in owned.values()) < len(refs):
+    if sum(bits.bit_count() for bits in owned.values()) < sum(map(len, columns.positions.values())):
         # A group in two owners is one group here: that is single_owner's to report.
         by_group = {ref.group_id: ref for ref in state.spares}
         by_group |= {item.group_id: item.prompt for item in _groups(state)}
@@ -381,12 +444,12 @@ def _owned_positions(state: CutState) -> tuple[dict[int, int], dict[int, int]]:
     return owned, crowded
 
 
-def _bitmap(positions: Iterable[int]) -> int:
-    found = tuple(positions)
-    bits = bytearray((max(found) >> 3) + 1 if found else 0)
-    for position in found:
-        bits[position >> 3] |= 1 << (position & 7)
-    return int.from_bytes(bits, "little")
+def _bitmap(positions: Sequence[int]) -> int:
+    digits = bytearray(b"0") * (max(positions, default=0) + 1)
+    for position in positions:
+        digits[position] = _ONE
+    digits.reverse()
+    return int(digits, 2)
 
 
 def _judge_epoch(state: CutState, account: EpochAccount, owned: int) -> Iterator[Violation]:
@@ -554,38 +617,45 @@ def _compared(state: CutState, rows: RowFacts) -> tuple[int, tuple[RowKey, ...]]
     for known, matched, left in rows.compared:
         if known is state:
             return matched, left
-    keys_of = {entry.group_id: entry.keys for entry in state.entries}
+    # A store lists rows in the order of their groups' ids; of a group that comes out of turn the keys are looked up.
+    entries = sorted(state.entries, key=_group_id)
+    by_group: dict[str, tuple[RowKey, ...]] | None = None
+    group, keys, turn, last = "", tuple[RowKey, ...](), 0, len(entries)
     others = list[RowKey]()
     for key in rows.present:
-        keys, generation = keys_of.get(key.group_id, ()), key.generation
-        if generation < len(keys):
-            named = keys[generation]
-            if named is key or (
-                named.generation == generation
-                and named.attempt == key.attempt
-                and named.sequence == key.sequence
-                and named.incarnation == key.incarnation
-                and named.group_id == key.group_id
-            ):
-                continue
-        others.append(key)
+        if key.group_id != group:
+            group = key.group_id
+            if turn < last and entries[turn].group_id == group:
+                keys = entries[turn].keys
+                turn += 1
+            else:
+                if by_group is None:
+                    by_group = {entry.group_id: entry.keys for entry in entries}
+                keys = by_group.get(group, ())
+        generation = key.generation
+        if generation >= len(keys):
+            others.append(key)
+            continue
+        named = keys[generation]
+        if named is not key and (
+            named.attempt != key.attempt
+            or named.sequence != key.sequence
+            or named.generation != generation
+            or named.incarnation != key.incarnation
+            or named.group_id != group
+        ):
+            others.append(key)
     found = len(rows.present) - len(others), tuple(others)
     rows.compared[:] = [(state, *found)]
     return found
 
 
-def _shared_stamps(items: Iterable[GroupRecord | BufferEntry]) -> dict[int, dict[int, list[str]]]:
+def _shared_stamps(state: CutState, columns: _Columns) -> dict[int, dict[int, list[str]]]:
     """Return, by step, the groups of each admission that carries its stamp, where those are several."""
-    first: dict[int, int] = {}
-    shared = set()
-    items = tuple(items)
-    for item in items:
-        step = item.target_step
-        if step is not None and first.setdefault(step, item.admission_id) != item.admission_id:
-            shared.add(step)
     found: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    if shared:
-        for item in items:
-            if item.target_step in shared and item.target_step is not None:
-                found[item.target_step][item.admission_id].append(item.group_id)
-    return found
+    if columns.stamps == len(columns.admission_of):
+        return found
+    for item in _groups(state):
+        if item.target_step is not None:
+            found[item.target_step][item.admission_id].append(item.group_id)
+    return {step: admissions for step, admissions in found.items() if len(admissions) > 1}

@@ -63,14 +63,16 @@ class CutFacts:
         seals: What other places say about the ledger, or None.
         parent: The cut before this one in the restored lineage, or None.
         gate_window: How far the dispatch cursor may be ahead of the trainer version (S or L), or None for a
-            sampler
-            without a gate or with one that is not known.
+            sampler without a gate or with one that is not known.
+        columns: What the groups of a cut were read out to, for the checks that go by the same: a walk over a million
+            groups costs more than what is done with each.
     """
 
     rows: RowFacts | None = None
     seals: tuple[LedgerSeal, ...] | None = None
     parent: CutState | None = None
     gate_window: int | None = None
+    columns: list[tuple[object, object]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def of(

@@ -27,10 +27,10 @@ import heapq
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from quiesce.invariants.violation import Violation
-from quiesce.snapshot_gate import SEQUENCES_PER_GATE, Epoch
+from quiesce.snapshot_gate import SEQUENCES_PER_GATE
 
 __all__ = ["GATE_HOOKS", "GateChecker", "GateEvent", "GateEventLog", "gate_is_respected"]
 
@@ -50,9 +50,8 @@ MAX_EARLY: Final = 256
 """How many events a live checker keeps because one before them has not arrived; then it goes on without that one."""
 
 
-@dataclass(frozen=True, slots=True)
-class GateEvent:
-    """One event of one gate.
+class GateEvent(NamedTuple):
+    """One event of one gate; a plain tuple of the same fields does as well.
 
     Attributes:
         hook: One of :data:`GATE_HOOKS`.
@@ -109,6 +108,9 @@ class GateEventLog:
         self.events.append(GateEvent(hook, worker, sequence, epoch, outcome, threading.get_ident()))
 
 
+_Event = tuple[str, str, int, str, str, int]
+
+
 @dataclass(slots=True)
 class _Gate:
     """What is known of the gate that has a label now."""
@@ -118,10 +120,13 @@ class _Gate:
     whole: bool = False
     """Whether its log is there from its first event on."""
     out: int = 0
-    closing: Epoch | None = None
-    latest: Epoch | None = None
+    closing: str = ""
+    """The epoch that it is closed in, as text, or ""."""
+    latest: str = ""
+    latest_incarnation: str = ""
+    latest_number: int = -1
     # In the order of arrival.
-    early: list[tuple[int, int, GateEvent]] = field(default_factory=list)
+    early: list[tuple[int, int, _Event]] = field(default_factory=list)
     missing: set[int] = field(default_factory=set)
     reported: dict[int, int] = field(default_factory=dict)
     holding: dict[int, int] = field(default_factory=dict)
@@ -141,16 +146,34 @@ class GateChecker:
         self._gates: dict[str, _Gate] = {}
         self._arrived = 0
 
-    def see(self, event: GateEvent) -> list[Violation]:
+    def see(self, event: _Event) -> list[Violation]:
         """Take one event; return what is found wrong by now."""
-        gate = self._gates.setdefault(event.worker, _Gate())
+        hook, worker, sequence, _, outcome, thread = event
+        gate = self._gates.get(worker)
+        if gate is None:
+            gate = self._gates[worker] = _Gate()
         found: list[Violation] = []
-        if event.hook == "clear_started":
-            self._clear(gate, event, found)
+        if hook == "clear_started":
+            if gate.answered > sequence or (thread and gate.holding.get(thread) != sequence):
+                self._clear(gate, event, found)
             return found
-        self._arrival(gate, event, found)
+        in_order = sequence == gate.last + 1 and sequence and not gate.early  # as nearly all are
+        if thread:
+            if not in_order and sequence < gate.reported.get(thread, -1):
+                self._reported(gate, event, found)
+            gate.reported[thread] = sequence
+            if hook == "permit_granted":
+                gate.holding[thread] = sequence
+            elif hook == "permit_released":
+                gate.holding.pop(thread, None)
+        if outcome == "closed" and sequence > gate.answered:
+            gate.answered = sequence
+        if in_order:
+            gate.last = sequence
+            self._judge(gate, event, found)
+            return found
         self._arrived += 1
-        heapq.heappush(gate.early, (event.sequence, self._arrived, event))
+        heapq.heappush(gate.early, (sequence, self._arrived, event))
         while gate.early and self._is_next(gate, gate.early[0][0]):
             self._step(gate, heapq.heappop(gate.early)[2], found)
         return found
@@ -173,57 +196,43 @@ class GateChecker:
     # -------------------------------------------------------------------------------- in the order of arrival
 
     @staticmethod
-    def _arrival(gate: _Gate, event: GateEvent, found: list[Violation]) -> None:
+    def _reported(gate: _Gate, event: _Event, found: list[Violation]) -> None:
         """A thread reports what it did when it has done it, so what one thread reports is in order."""
-        if event.hook == "gate_closed" and event.outcome == "closed":
-            gate.answered = max(gate.answered, event.sequence)
-        if not event.thread:
-            return
-        before = gate.reported.get(event.thread, -1)
-        if event.sequence < before:
-            found.append(
-                _violation(
-                    event,
-                    f"reported event {event.sequence} after event {before}, in one thread",
-                    before=before,
-                )
-            )
-        gate.reported[event.thread] = event.sequence
-        if event.hook == "permit_granted":
-            gate.holding[event.thread] = event.sequence
-        elif event.hook == "permit_released":
-            gate.holding.pop(event.thread, None)
+        before = gate.reported[event[5]]
+        problem = f"reported event {event[2]} after event {before}, in one thread"
+        found.append(_violation(event, problem, before=before))
 
     @staticmethod
-    def _clear(gate: _Gate, event: GateEvent, found: list[Violation]) -> None:
+    def _clear(gate: _Gate, event: _Event, found: list[Violation]) -> None:
         """A close that waits for the clear's permit is not answered before the clear has started."""
-        if gate.answered > event.sequence:
+        _, _, permit, _, _, thread = event
+        if gate.answered > permit:
             found.append(
                 _violation(
                     event,
-                    f"started a clear under permit {event.sequence} after a close was answered (event {gate.answered})",
+                    f"started a clear under permit {permit} after a close was answered (event {gate.answered})",
                     answered=gate.answered,
                 )
             )
-        elif event.thread and gate.holding.get(event.thread) != event.sequence:
+        else:
             found.append(
                 _violation(
                     event,
-                    f"started a clear under permit {event.sequence}, which its thread does not hold",
-                    holds=gate.holding.get(event.thread),
+                    f"started a clear under permit {permit}, which its thread does not hold",
+                    holds=gate.holding.get(thread),
                 )
             )
 
     # ----------------------------------------------------------------------------- in the order of the numbers
 
-    def _step(self, gate: _Gate, event: GateEvent, found: list[Violation]) -> None:
-        sequence = event.sequence
+    def _step(self, gate: _Gate, event: _Event, found: list[Violation]) -> None:
+        sequence = event[2]
         index, before = sequence // SEQUENCES_PER_GATE, gate.last // SEQUENCES_PER_GATE
         if gate.last >= 0 and index < before:
             return  # of a gate that has been replaced, and late
         if gate.last < 0 or index > before:
             gate.whole = sequence % SEQUENCES_PER_GATE == 1
-            gate.out, gate.closing, gate.latest = 0, None, None
+            gate.out, gate.closing, gate.latest = 0, "", ""
             gate.missing.clear()
         elif sequence in gate.missing:
             gate.missing.discard(sequence)  # given up before, and here after all: too late to be judged
@@ -239,38 +248,53 @@ class GateChecker:
         self._judge(gate, event, found)
 
     @staticmethod
-    def _judge(gate: _Gate, event: GateEvent, found: list[Violation]) -> None:
-        if event.hook == "permit_granted":
+    def _judge(gate: _Gate, event: _Event, found: list[Violation]) -> None:
+        hook, _, _, epoch, outcome, _ = event
+        if hook == "permit_granted":
             gate.out += 1
-            if gate.closing is not None:
-                found.append(_violation(event, f"granted a permit while {_state(gate.closing)}"))
-        elif event.hook == "permit_released":
-            if gate.out == 0 and gate.whole:
+            if gate.closing:
+                found.append(_violation(event, f"granted a permit while {_state(gate)}"))
+        elif hook == "permit_released":
+            if gate.out:
+                gate.out -= 1
+            elif gate.whole:
                 found.append(_violation(event, "released more permits than it granted"))
-            gate.out = max(0, gate.out - 1)
-        elif event.hook == "gate_closing":
-            epoch = Epoch.parse(event.epoch)
-            if gate.latest is not None and epoch <= gate.latest:
-                found.append(_violation(event, f"closed for epoch {epoch} after epoch {gate.latest}"))
+        elif hook == "gate_closing":
             gate.closing = epoch
-            gate.latest = epoch if gate.latest is None else max(epoch, gate.latest)
-        elif event.hook == "gate_closed":
-            _judge_answer(gate, event, found)
-        elif event.hook == "gate_reopened":
-            if gate.closing is not None and Epoch.parse(event.epoch) < gate.closing:
-                problem = f"was opened by a reopen of epoch {event.epoch} while {_state(gate.closing)}"
-                found.append(_violation(event, problem))
-            gate.closing = None
+            incarnation, _, tail = epoch.partition(".")
+            number = int(tail)
+            if gate.latest and (
+                number <= gate.latest_number
+                if incarnation == gate.latest_incarnation
+                else _number(epoch) <= _number(gate.latest)
+            ):
+                found.append(_violation(event, f"closed for epoch {epoch} after epoch {gate.latest}"))
+            else:
+                gate.latest, gate.latest_incarnation, gate.latest_number = epoch, incarnation, number
+        elif hook == "gate_closed":
+            if outcome == "closed" and (gate.out or gate.closing != epoch):
+                _judge_answer(gate, event, found)
+        elif hook == "gate_reopened":
+            if gate.closing not in {"", epoch} and _number(epoch) < _number(gate.closing):
+                found.append(
+                    _violation(event, f"was opened by a reopen of epoch {epoch} while {_state(gate)}")
+                )
+            gate.closing = ""
 
 
-def _judge_answer(gate: _Gate, event: GateEvent, found: list[Violation]) -> None:
-    if event.outcome != "closed":
-        return
+def _number(epoch: str) -> tuple[int, int]:
+    """Return what orders epochs; as :meth:`quiesce.snapshot_gate.Epoch.parse` does."""
+    incarnation, _, number = epoch.partition(".")
+    return int(incarnation), int(number)
+
+
+def _judge_answer(gate: _Gate, event: _Event, found: list[Violation]) -> None:
+    epoch = event[3]
     if gate.out:
-        problem = f"answered `closed` to epoch {event.epoch} with {gate.out} permits out"
+        problem = f"answered `closed` to epoch {epoch} with {gate.out} permits out"
         found.append(_violation(event, problem, out=gate.out))
-    if gate.whole and (gate.closing is None or str(gate.closing) != event.epoch):
-        problem = f"answered `closed` to epoch {event.epoch} while {_state(gate.closing)}"
+    if gate.whole and gate.closing != epoch:
+        problem = f"answered `closed` to epoch {epoch} while {_state(gate)}"
         found.append(_violation(event, problem))
 
 
@@ -288,14 +312,15 @@ def gate_is_respected(events: Iterable[GateEvent]) -> list[Violation]:
     return found + checker.flush()
 
 
-def _state(closing: Epoch | None) -> str:
-    return "open" if closing is None else f"closed in epoch {closing}"
+def _state(gate: _Gate) -> str:
+    return f"closed in epoch {gate.closing}" if gate.closing else "open"
 
 
-def _violation(event: GateEvent, what: str, **evidence: Any) -> Violation:  # noqa: ANN401 - JSON values
+def _violation(event: _Event, what: str, **evidence: Any) -> Violation:  # noqa: ANN401 - JSON values
+    hook, worker, sequence, _, _, _ = event
     return Violation(
         NAME,
         "critical",
-        f"the gate of worker {event.worker!r} {what}",
-        evidence={"worker": event.worker, "hook": event.hook, "sequence": event.sequence, **evidence},
+        f"the gate of worker {worker!r} {what}",
+        evidence={"worker": worker, "hook": hook, "sequence": sequence, **evidence},
     )

@@ -15,10 +15,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from quiesce.auditor import ViolationRecord, read_violations
 from quiesce.report.timeline import Increases, Timeline, Values
 from quiesce.telemetry import names
 from quiesce.telemetry.finished import ERROR, OUTCOME, FinishedSpan
-from quiesce.telemetry.recording import RecordedEvent, Recording, Sample, series
+from quiesce.telemetry.recording import FOLDER, RecordedEvent, Recording, Sample, series
 from quiesce.types import PHASES
 
 __all__ = ["MOST_SAVES", "BucketCounts", "Note", "Restore", "RunData", "Save", "SlowSlot", "collect"]
@@ -174,6 +175,7 @@ class RunData:
         notes: The last warnings and errors.
         loud: Lines of the log by level, of warnings and worse.
         remarks: What has to be known about the recording itself.
+        violations: What the auditor found, in all incarnations; those that are open first.
     """
 
     run: str
@@ -195,6 +197,7 @@ class RunData:
     notes: list[Note] = field(default_factory=list)
     loud: Counter[str] = field(default_factory=Counter)
     remarks: list[str] = field(default_factory=list)
+    violations: list[ViolationRecord] = field(default_factory=list)
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -225,6 +228,13 @@ def collect(recording: Recording) -> RunData:
             saves.event(event)
     saves.finish()
     _remark(data, recording)
+    try:
+        found = read_violations(
+            recording.folder.parent if recording.folder.name == FOLDER else recording.folder
+        )
+        data.violations = sorted(found, key=lambda record: not record.open)
+    except OSError as error:
+        data.remarks.append(f"What the auditor found could not be read: {error}.")
     return data
 
 

@@ -17,7 +17,7 @@ from quiesce.report.collect import RunData
 from quiesce.report.progress import gauge, groups, reused, steps, steps_ahead, tokens
 from quiesce.report.saves import phase_histograms, phase_table, phases_over_time, saves_lead
 from quiesce.report.slots import percentiles, slot_table, slow_table, stacked
-from quiesce.report.tables import invariants, notes, restores
+from quiesce.report.tables import invariants, notes, restores, violations
 from quiesce.report.words import count_of, duration, share_of
 from quiesce.telemetry import names
 
@@ -100,8 +100,8 @@ def sections(data: RunData) -> list[Section]:
         Section(
             "invariants",
             "Invariants",
-            "What the auditor checked at every save; what was never checked is not known to hold.",
-            [invariants(data)],
+            "What the auditor checked while the run went on and at every save; what was never checked is not known to hold.",
+            [invariants(data), violations(data)],
         ),
         Section(
             "restores",
@@ -117,7 +117,8 @@ def tiles(data: RunData) -> list[tuple[str, str, str]]:
     saves = data.outcomes
     exclusive = sorted(save.phases["exclusive"] for save in data.saves if "exclusive" in save.phases)
     drain = sorted(save.phases["drain"] for save in data.saves if "drain" in save.phases)
-    violations = sum(grown.total for grown in data.counters.get(names.INVARIANT_VIOLATIONS.name, {}).values())
+    broken = sum(grown.total for grown in data.counters.get(names.INVARIANT_VIOLATIONS.name, {}).values())
+    left = sum(record.open for record in data.violations)
     checked = sum(grown.total for grown in data.counters.get(names.INVARIANT_CHECKS.name, {}).values())
     found = [
         (
@@ -138,7 +139,13 @@ def tiles(data: RunData) -> list[tuple[str, str, str]]:
             duration(total_of(data, names.TRAINER_STALL.name)),
             f"{share_of(total_of(data, names.TRAINER_STALL.name), data.ended - data.started)} of the run",
         ),
-        ("Invariant violations", count_of(violations), f"in {count_of(checked)} checks"),
+        (
+            "Invariant violations",
+            count_of(max(broken, len(data.violations))),
+            f"{count_of(left)} open, in {count_of(checked)} checks"
+            if left
+            else f"in {count_of(checked)} checks",
+        ),
     ]
     version = data.latest.get(names.TRAINER_VERSION.name, {}).get("")
     reward = data.latest.get(names.TRAIN_REWARD.name, {}).get("", math.nan)

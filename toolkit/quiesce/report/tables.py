@@ -5,6 +5,8 @@ Rule: an invariant that was never checked is not said to hold. Nothing here susp
 
 from __future__ import annotations
 
+from typing import Final
+
 from quiesce.report.charts import (
     Table,
 )
@@ -12,7 +14,10 @@ from quiesce.report.collect import RunData
 from quiesce.report.words import clock, count_of, duration
 from quiesce.telemetry import names
 
-__all__ = ["invariants", "notes", "restores"]
+__all__ = ["MOST_VIOLATIONS", "invariants", "notes", "restores", "violations"]
+
+MOST_VIOLATIONS: Final = 50
+"""Records that are listed."""
 
 
 def invariants(data: RunData) -> Table:
@@ -28,7 +33,7 @@ def invariants(data: RunData) -> Table:
         checked = checks[name].total if name in checks else 0.0
         broken = violations[name].total if name in violations else 0.0
         when = last.get(name, 0.0)
-        state = "bad" if broken else "good" if checked else "unknown"
+        state = "bad" if broken or when else "good" if checked else "unknown"
         verdict = {"bad": "broken", "good": "held", "unknown": "never checked"}[state]
         rows.append(
             (
@@ -45,6 +50,35 @@ def invariants(data: RunData) -> Table:
         ("invariant", "verdict", "#checks", "#violations", "last violation"),
         rows,
         empty="No invariant was attached to telemetry in this run.",
+        states=states,
+    )
+
+
+def violations(data: RunData) -> Table:
+    """List what the auditor found, as ``violations.jsonl`` has it; those that are open first."""
+    rows, states = [], []
+    for record in data.violations[:MOST_VIOLATIONS]:
+        again = f" ({record.count} times, last {clock(record.last_unix, data)})" if record.count > 1 else ""
+        drill = f" Injected by the drill {record.evidence['drill']}." if "drill" in record.evidence else ""
+        rows.append(
+            (
+                record.key,
+                "open" if record.open else "closed",
+                record.severity,
+                record.invariant.replace("_", " "),
+                clock(record.first_unix, data),
+                record.message + drill + again,
+            )
+        )
+        states.append("bad" if record.open else "unknown")
+    more = len(data.violations) - len(rows)
+    note = "A record stays open until it is closed with quiesce violations."
+    return Table(
+        "Violations",
+        ("record", "verdict", "severity", "invariant", "at", "what it says"),
+        rows,
+        empty="The auditor found nothing.",
+        note=f"{more} more are in violations.jsonl. {note}" if more > 0 else note,
         states=states,
     )
 

@@ -25,10 +25,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from quiesce.observers import HOOKS
-from quiesce.telemetry.convert import SPAN_BUDGET, Converter
+from quiesce.telemetry.convert import SPAN_BUDGET, Converter, OpenSlot
+from quiesce.telemetry.deferred import DeferredMetrics
 from quiesce.telemetry.following import FollowingTracing
-from quiesce.telemetry.metrics import MetricsObserver
-from quiesce.telemetry.pipeline import CLOSE_SECONDS, SAMPLE_SECONDS, Pipeline, takes_spans
+from quiesce.telemetry.pipeline import CLOSE_SECONDS, Pipeline, takes_spans
 from quiesce.telemetry.provider import ProviderTracing
 from quiesce.telemetry.slots import SlotBook, SlotRecorder
 from quiesce.telemetry.spans import SpanObserver
@@ -52,6 +52,9 @@ _ROUNDS: Final = 5
 _FLUSH_SECONDS: Final = 1.0
 """What an application's provider is told at SIGTERM."""
 
+_LOOK_SECONDS: Final = 0.5
+"""How often it is asked whether the application has a tracer provider, where there is nowhere else for spans to go."""
+
 _MARGIN_SECONDS: Final = 0.3
 """What closing may take beside the sinks' deadline before a process that was told to end does."""
 
@@ -68,7 +71,7 @@ class RunTelemetry:
             without one, it is asked again and again.
         withheld: Sinks that get no more spans once there is one.
         budget: Spans of slots a second beside the interesting ones; 0 or None: no limit.
-        sample_seconds: Period of samples.
+        sample_seconds: Period of samples; None lets it grow with the run.
         clock: Monotonic nanoseconds; the same clock as the barriers'.
 
     Attributes:
@@ -76,6 +79,7 @@ class RunTelemetry:
         spans: Notes hooks.
         pipeline: In front of the sinks.
         converter: Makes spans.
+        awaiting: The thread that waits for the application's provider where spans have nowhere else to go.
     """
 
     def __init__(
@@ -88,15 +92,20 @@ class RunTelemetry:
         find_provider: Callable[[], Any] | None = None,
         withheld: Iterable[str] = (),
         budget: float | None = SPAN_BUDGET,
-        sample_seconds: float = SAMPLE_SECONDS,
+        sample_seconds: float | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._hub = hub
         self._closed = False
         wanted = any(takes_spans(sink) for sink in (sinks or {}).values())
         self._makes_spans = wanted or provider is not None
-        self.recorder = SlotRecorder()
-        self.observer = MetricsObserver(book=self.recorder if self._makes_spans else SlotBook())
+        # What slots are counted in from the beginning can be told to record them later.
+        self.recorder = SlotRecorder(recording=self._makes_spans)
+        self.observer = DeferredMetrics(hub.raised, book=self.recorder)
+        self._find_provider = find_provider
+        self._ended = threading.Event()
+        self.awaiting = threading.Thread(target=self._await_provider, name="quiesce-provider", daemon=True)
+        self._switching = threading.RLock()  # reentrant: a signal handler may close us
         identifiers: Identifiers | None = None
         tracing: OwnTracing | ProviderTracing | FollowingTracing
         if provider is None:
@@ -128,6 +137,8 @@ class RunTelemetry:
             tracing,
             self.pipeline if wanted or provider is None else None,
             look=tracing.look if isinstance(tracing, FollowingTracing) else None,
+            catch_up=self.observer.catch_up,
+            open_slots=self._slots_now,
             families=self.observer.families,
             budget=budget,
             clock=clock,
@@ -143,16 +154,43 @@ class RunTelemetry:
         Args:
             thread: Whether to start the converter's thread; without it, call its ``convert()``.
         """
-        self.observer.slot_cost_ns = slot_cost_ns(SlotRecorder() if self._makes_spans else SlotBook())
-        self._hub.subscribe(self.observer)
-        if not self._makes_spans:
-            return
-        self._hub.subscribe(self.spans)
+        self.observer.slot_cost_ns = slot_cost_ns(SlotRecorder(recording=self._makes_spans))
+        self._hub.subscribe(self.observer, timed=True)
         for sink in self._hearing:
-            self._hub.subscribe(sink)
+            self._hub.subscribe(sink, timed=True)
+        if self._makes_spans:
+            self._trace(thread=thread)
+        elif thread and self._find_provider is not None:
+            self.awaiting.start()
+
+    def _trace(self, *, thread: bool) -> None:
+        """Note what spans are made of, and make them."""
+        self._hub.subscribe(self.spans, timed=True)
         self._hub.attach("tracing", self)
         if thread:
             self.converter.start()
+
+    def _await_provider(self) -> None:
+        """Begin to make spans once the application has installed a tracer provider: until then they have nowhere to go."""
+        find = self._find_provider
+        while find is not None and not self._ended.wait(_LOOK_SECONDS):
+            if find() is None:
+                continue
+            self.observer.slot_cost_ns = slot_cost_ns(SlotRecorder())
+            with self._switching:
+                if not self._closed:
+                    self._makes_spans = True
+                    self.recorder.record()
+                    self._trace(thread=True)
+            return
+
+    def trace_of(self, names: Iterable[str]) -> str:
+        """Return the trace that tells the first of some groups and cuts of which one is known, or ""; from any thread."""
+        return self.converter.trace_of(names)
+
+    def _slots_now(self) -> list[OpenSlot]:
+        barriers = [barrier for barrier in self._hub.sources("barrier") if hasattr(barrier, "slots_now")]
+        return [slot for barrier in barriers for slot in barrier.slots_now()]
 
     def connect(self, log: RunLog) -> None:
         """Let lines of the run's log name the trace that they belong to, and hand them to the sinks as well."""
@@ -212,16 +250,19 @@ class RunTelemetry:
         Args:
             deadline_seconds: For all of it, whatever the sinks do.
         """
-        if self._closed:
-            return
-        self._closed = True
+        with self._switching:
+            if self._closed:
+                return
+            self._closed = True
+        self._ended.set()
         _RUNNING.discard(self)
         until = time.monotonic() + deadline_seconds
         self._hub.unsubscribe(self.observer)
         self._hub.unsubscribe(self.spans)
         for sink in self._hearing:
             self._hub.unsubscribe(sink)
-        self.converter.close(deadline_seconds / 2)
+        if self._makes_spans:
+            self.converter.close(deadline_seconds / 2)
         self.pipeline.close(max(0.0, until - time.monotonic()))
         atexit.unregister(self._at_exit)
         if self._handler is not None:
@@ -230,6 +271,7 @@ class RunTelemetry:
     def forget(self) -> None:
         """In a forked child: be closed, and do not listen."""
         self._closed = True
+        self._switching = threading.RLock()
         self._hub.renew()
         self._hub.unsubscribe(self.observer)
         self._hub.unsubscribe(self.spans)

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, Final
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-)
+from prometheus_client.core import InfoMetricFamily
 
 from quiesce.telemetry import names
+from quiesce.telemetry.deferred import DeferredMetrics
+from quiesce.telemetry.exposed import KeptFamilies
 from quiesce.telemetry.gpu import gpu_in_use, put_gpu
 from quiesce.telemetry.histogram import Histogram, HistogramFamily
 
@@ -75,6 +73,8 @@ class QuiesceCollector:
         self._observer = observer
         self._hub = hub
         self._constant = {"run": run, "role": role}
+        self._kept = KeptFamilies(self._constant)
+        self._told: tuple[dict[str, str], Family] | None = None
         self._workers: set[str] = set()
         self._cpu_ns = 0
         self.info = dict(info or {})
@@ -96,6 +96,8 @@ class QuiesceCollector:
             self._cpu_ns += max(0, time.thread_time_ns() - since)
 
     def _collect(self) -> Iterator[Family]:
+        if isinstance(self._observer, DeferredMetrics):
+            self._observer.catch_up()
         sources = {role: self._hub.sources(role) for role in names.ROLES}
         self._seen |= self._hub.roles.copy()
         self._seen |= self._observer.seen.copy()
@@ -108,32 +110,17 @@ class QuiesceCollector:
                 continue
             family = self._observer.families.get(metric.name)
             if isinstance(family, HistogramFamily):
-                yield self._histograms(metric, family.children.copy())
+                yield self._kept.histograms(metric, family.children.copy())
             elif family is not None:
-                yield self._numbers(metric, family.values.copy())
+                yield self._kept.numbers(metric, family.values.copy())
             elif metric.name in slots:
-                yield self._histograms(metric, slots[metric.name])
+                yield self._kept.histograms(metric, slots[metric.name])
             elif metric is names.RUN_INFO:
                 yield self._info(metric, sources)
             elif pulled.get(metric.name):
-                yield self._numbers(metric, pulled[metric.name])
+                yield self._kept.numbers(metric, pulled[metric.name])
 
     # -------------------------------------------------------------------------------------------- formatting
-
-    def _histograms(self, metric: Metric, children: Mapping[tuple[str, ...], Histogram]) -> Family:
-        family = HistogramMetricFamily(
-            metric.family, metric.help, labels=self._labels(metric), unit=metric.unit
-        )
-        for labels, histogram in children.items():
-            family.add_metric(self._values(labels), histogram.lit_buckets(), histogram.sum)
-        return family
-
-    def _numbers(self, metric: Metric, values: Values) -> Family:
-        make = CounterMetricFamily if metric.type == "counter" else GaugeMetricFamily
-        family = make(metric.family, metric.help, labels=self._labels(metric), unit=metric.unit)
-        for labels, value in values.items():
-            family.add_metric(self._values(labels), value)
-        return family
 
     def _info(self, metric: Metric, sources: Mapping[str, list[Any]]) -> Family:
         said = {
@@ -143,17 +130,13 @@ class QuiesceCollector:
             "version": _version(),
             **self.info,
         }
-        family = InfoMetricFamily(metric.family, metric.help, labels=tuple(self._constant))
-        family.add_metric(
-            tuple(self._constant.values()), {name: said[name][:_INFO_LENGTH] for name in metric.label_names}
-        )
-        return family
-
-    def _labels(self, metric: Metric) -> tuple[str, ...]:
-        return (*self._constant, *metric.label_names)
-
-    def _values(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        return (*self._constant.values(), *labels)
+        told = {name: said[name][:_INFO_LENGTH] for name in metric.label_names}
+        kept = self._told
+        if kept is None or kept[0] != told:
+            family = InfoMetricFamily(metric.family, metric.help, labels=tuple(self._constant))
+            family.add_metric(tuple(self._constant.values()), told)
+            kept = self._told = (told, family)
+        return kept[1]
 
     def _slot_families(self) -> dict[str, dict[tuple[str, ...], Histogram]]:
         slots = self._observer.slots.copy()
@@ -175,6 +158,8 @@ class QuiesceCollector:
         for role, (ask, put) in readers.items():
             for source in sources[role]:
                 self._read(source, ask, put, pulled)
+        for auditor in self._hub.sources("auditor"):
+            self._read(auditor, methodcaller("known"), lambda now, _: self._observer.audited(*now), pulled)
         slots = self._observer.slots.copy()
         pulled[names.MUTATION_SECTIONS.name] = {
             (kind, outcome): count
@@ -330,6 +315,7 @@ def _name(sources: Iterable[Any]) -> str:
     return found
 
 
+@cache
 def _version() -> str:
     try:
         return version("quiesce")

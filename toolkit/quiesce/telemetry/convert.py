@@ -15,30 +15,34 @@ are linked to the slots that delayed them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from quiesce.telemetry.finished import OUTCOME
-from quiesce.telemetry.histogram import HistogramFamily
+from quiesce.telemetry import names
+from quiesce.telemetry.histogram import HistogramFamily, bounds_ns
 from quiesce.telemetry.slots import NEVER_HELD
 from quiesce.telemetry.story import Story
 from quiesce.telemetry.tracing import Parent, context_reader, parent_in
 
 if TYPE_CHECKING:
-    from quiesce.telemetry.finished import AttributeValue
+    from quiesce.telemetry.finished import AttributeValue, FinishedSpan
     from quiesce.telemetry.histogram import NumberFamily
     from quiesce.telemetry.pipeline import Pipeline
+    from quiesce.telemetry.slot_spans import SlotColumns
     from quiesce.telemetry.slots import RawRecord, SlotNumbers, SlotRecorder
     from quiesce.telemetry.spans import SpanObserver
     from quiesce.telemetry.tracing import SpanHandle, Tracing
 
-__all__ = ["SLOW_SECONDS", "SPAN_BUDGET", "Converter", "ConverterStatistics"]
+__all__ = ["SLOW_SECONDS", "SPAN_BUDGET", "Converter", "ConverterStatistics", "OpenSlot"]
 
 SPAN_BUDGET: Final = 1_000.0
 """Spans of slots a second, beside the interesting ones."""
@@ -46,15 +50,28 @@ SPAN_BUDGET: Final = 1_000.0
 SLOW_SECONDS: Final = 0.01
 """A slot that is held for longer is interesting: it should last microseconds, and a window waits for it."""
 
-_BATCH: Final = 128
+_BATCH: Final = 512
 _LARGEST_BATCH: Final = 2_048
-_NOTES: Final = 256
+_NOTES: Final = 512
+_KEPT: Final = 256
 _BREATH_SECONDS: Final = 0.001
-_IDLE_SECONDS: Final = 0.05
+_WORTH_WAKING: Final = 1_024
+"""Slots that a rest is meant for: waking up costs as much as some hundred of them."""
+_REST_SECONDS: Final = (0.05, 0.25)
+"""The least and the most. The ring holds what comes in the most at 130,000 slots a second."""
 _LONGEST_REST_SECONDS: Final = 0.5
+_CUT_OFF_SLOTS: Final = 1_024
 _RESYNC_NS: Final = 10_000_000_000
 _EXEMPLAR_SPACING_NS: Final = 100_000_000
+_BOUNDS: Final = bounds_ns(names.SLOT_BUCKETS)
 _LOG: Final = logging.getLogger("quiesce.telemetry")
+
+OpenSlot = tuple[str, int, int | None]
+"""A slot that is open, or waits: its kind, and when it asked and opened (None: it waits)."""
+
+_Plain = tuple[int, "SlotNumbers | None", list[int]] | tuple[()]
+"""Of a kind: the number of its spans' shape, its numbers, and from when on each bucket of its holds wants an exemplar;
+nothing where its spans have no shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +108,10 @@ class Converter:
         tracing: Makes spans.
         pipeline: Takes finished spans; None where the tracing has a way out of its own.
         look: Called now and then, between two batches: whether the tracing has changed.
+        catch_up: Called before each batch: whatever else is to be done off the loop now and then.
         families: Histograms of the metrics observer by name, which get exemplars.
+        open_slots: Returns the slots that are open, or wait, right now: kind, and when each asked and opened (None:
+            it waits), by the clock.
         budget: Spans of slots a second; 0 or None: no limit.
         clock: Monotonic nanoseconds; the same clock as the barriers'.
         unix_clock: Unix nanoseconds.
@@ -105,7 +125,9 @@ class Converter:
         pipeline: Pipeline | None,
         *,
         look: Callable[[], None] | None = None,
+        catch_up: Callable[[], None] | None = None,
         families: dict[str, HistogramFamily | NumberFamily] | None = None,
+        open_slots: Callable[[], Iterable[OpenSlot]] | None = None,
         budget: float | None = SPAN_BUDGET,
         slow_seconds: float = SLOW_SECONDS,
         clock: Callable[[], int] = time.perf_counter_ns,
@@ -116,7 +138,9 @@ class Converter:
         self._tracing = tracing
         self._pipeline = pipeline
         self._look = look
+        self._catch_up = catch_up
         self._families = {} if families is None else families
+        self._open_slots = open_slots
         self._clock = clock
         self._unix_clock = unix_clock
         self._budget = budget or 0.0
@@ -135,7 +159,11 @@ class Converter:
         self._cpu_ns = 0
         self._read = 0
         self._lit: list[tuple[SlotNumbers, int, int, SpanHandle, int]] = []
-        self._wake = threading.Event()
+        self._plain: dict[str, _Plain] = {}
+        self._plain_lit: list[tuple[int, SlotNumbers, int, int]] = []
+        self._rested: tuple[int, float] = (0, time.monotonic())
+        self._bell = threading.Lock()  # taken, but for a moment after somebody has rung
+        self._bell.acquire()
         self._stopping = False
         self._closed = False
         self._one = threading.Lock()  # who converts: the thread, or whoever closes after it
@@ -147,7 +175,7 @@ class Converter:
     def start(self) -> None:
         """Start the thread."""
         self._find_context()
-        self._observer.wake = self._wake.set
+        self._observer.wake = self._ring
         self._thread.start()
 
     def close(self, deadline_seconds: float = 1.0) -> None:
@@ -161,7 +189,7 @@ class Converter:
         _CONVERTERS.discard(self)
         until = time.monotonic() + deadline_seconds
         self._stopping = True
-        self._wake.set()
+        self._ring()
         if self._thread.is_alive():
             self._thread.join(deadline_seconds)
         if not self._one.acquire(timeout=max(0.0, until - time.monotonic())):
@@ -184,13 +212,21 @@ class Converter:
         while self._read < slots or self._told < notes:
             if time.monotonic() >= until or not self._thread.is_alive():
                 return False
-            self._wake.set()
+            self._ring()
             time.sleep(_BREATH_SECONDS)
         return True
 
     def forget(self) -> None:
         """In a forked child: be dead; the thread was not inherited."""
         self._closed = True
+
+    def trace_of(self, names: Iterable[str]) -> str:
+        """Return the trace that tells the first of some groups and cuts of which one is known, or ""; from any thread."""
+        for name in names:
+            link = self._observer.identities.of(name)
+            if found := self._story.trace_of(name) or (0 if link is None else link[0]):
+                return f"{found:032x}"
+        return ""
 
     def statistics(self) -> ConverterStatistics:
         """Return the counts; may be called from any thread."""
@@ -221,11 +257,21 @@ class Converter:
 
     def _rest(self) -> None:
         """Sleep until there is a batch worth waking caches up for, or what there is has waited long enough."""
-        until = time.monotonic() + _LONGEST_REST_SECONDS
-        while not self._wake.wait(_IDLE_SECONDS) and time.monotonic() < until:
+        now = time.monotonic()
+        read, since = self._rested
+        self._rested = self._read, now
+        rate = (self._read - read) / max(now - since, _BREATH_SECONDS)
+        shortest, longest = _REST_SECONDS
+        pause = max(shortest, min(longest, _WORTH_WAKING / rate)) if rate else longest
+        until = now + _LONGEST_REST_SECONDS
+        while not self._bell.acquire(timeout=pause) and time.monotonic() < until:
             if self._recorder.waiting >= _BATCH or self._observer.waiting >= _BATCH:
                 break
-        self._wake.clear()
+
+    def _ring(self) -> None:
+        """End the rest, or leave the next one out. A bare lock, because an event's wait is a dozen calls in Python."""
+        with contextlib.suppress(RuntimeError):  # it has been rung, and not been heard yet
+            self._bell.release()
 
     def convert(self) -> bool:
         """Take a batch; return whether there is more. The thread does this; without one, anybody may.
@@ -235,6 +281,8 @@ class Converter:
         """
         try:
             self._find_context()
+            if self._catch_up is not None:
+                self._catch_up()
             head = self._recorder.position
             notes = self._observer.take(_NOTES)
             for note in notes:
@@ -262,30 +310,83 @@ class Converter:
         waiting = head - self._read
         if waiting <= 0:
             return False
-        limit = min(_LARGEST_BATCH, _BATCH + waiting // 8)
+        limit = min(_LARGEST_BATCH, max(_BATCH, waiting // 4))
         records, lost = self._recorder.take(limit, head)
-        # Before the slots of this batch count as read, because flush() looks at it.
-        for record in records:
-            self._convert_slot(record)
-        self._lost += lost
-        self._read += len(records) + lost
+        columns = self._tracing.slots
+        try:
+            # Before the slots of this batch count as read, because flush() looks at it.
+            if columns is None:
+                for record in records:
+                    self._convert_slot(record)
+            else:
+                self._collect(records, columns)
+        finally:
+            self._lost += lost
+            self._read += len(records) + lost
         return self._read < head
+
+    def _collect(self, records: Iterable[RawRecord], columns: SlotColumns) -> None:
+        """Convert slots; those to which nothing happened are collected in columns, without a call for each."""
+        add, add_time = columns.which.append, columns.times.append
+        plain, lit, offset = self._plain, self._plain_lit, self._offset_ns
+        asked, slow, limited = self._story.last_asked_ns, self._slow_ns, bool(self._budget)
+        before = len(columns.which)
+        for record in records:
+            _, kind, wait_ns, hold_ns, outcome, ended_ns, context = record
+            opened_ns = ended_ns - hold_ns
+            known = plain.get(kind)
+            if known is None:
+                known = self._meet(kind, columns)
+            if wait_ns or context or outcome != "completed" or opened_ns <= asked or hold_ns < 0 or not known:
+                self._convert_slot(record)
+                continue
+            if limited and not self._affords(ended_ns) and hold_ns < slow:
+                self._sampled += 1
+                continue
+            number, numbers, due = known
+            add(number)
+            add_time(opened_ns + offset)
+            add_time(ended_ns + offset)
+            if numbers is not None and ended_ns >= due[bucket := bisect_left(_BOUNDS, hold_ns)]:
+                due[bucket] = ended_ns + _EXEMPLAR_SPACING_NS
+                lit.append((len(columns.which) - 1, numbers, hold_ns, ended_ns + offset))
+        self._made += len(columns.which) - before
+
+    def _meet(self, kind: str, columns: SlotColumns) -> _Plain:
+        """Note what is the same for all slots of a kind."""
+        if len(self._plain) >= _KEPT:
+            return ()
+        number = columns.number(kind)
+        if number is None:
+            found: _Plain = ()
+        else:
+            found = number, self._recorder.numbers.get(kind), [0] * (len(_BOUNDS) + 1)
+        self._plain[kind] = found
+        return found
+
+    def _affords(self, ended_ns: int) -> bool:
+        """Take a span out of the budget, if there is one left."""
+        if ended_ns > self._refilled_ns:
+            passed = ended_ns - self._refilled_ns
+            self._refilled_ns = ended_ns
+            self._tokens = min(self._budget, self._tokens + passed * self._per_ns)
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
 
     def _convert_slot(self, record: RawRecord) -> None:
         _, kind, wait_ns, hold_ns, outcome, ended_ns, context = record
         opened_ns = ended_ns if hold_ns == NEVER_HELD else ended_ns - hold_ns
         story = self._story
         overlapped = opened_ns <= story.last_asked_ns and story.overlapped(opened_ns, ended_ns)
-        if self._budget:
-            if ended_ns > self._refilled_ns:
-                passed = ended_ns - self._refilled_ns
-                self._refilled_ns = ended_ns
-                self._tokens = min(self._budget, self._tokens + passed * self._per_ns)
-            if self._tokens >= 1.0:
-                self._tokens -= 1.0
-            elif not (wait_ns or overlapped or hold_ns >= self._slow_ns or outcome != "completed"):
-                self._sampled += 1
-                return
+        if (
+            self._budget
+            and not self._affords(ended_ns)
+            and not (wait_ns or overlapped or hold_ns >= self._slow_ns or outcome != "completed")
+        ):
+            self._sampled += 1
+            return
         about = self._said.get((kind, outcome))
         if about is None:
             about = self._say(kind, outcome)
@@ -314,9 +415,9 @@ class Converter:
 
     def _say(self, kind: str, outcome: str) -> Mapping[str, AttributeValue]:
         """Return what slots of a kind that ended so have in common: one dictionary, which nobody changes."""
-        if len(self._said) >= _NOTES:
+        if len(self._said) >= _KEPT:
             self._said.clear()
-        said: dict[str, AttributeValue] = {"quiesce.kind": kind, OUTCOME: outcome}
+        said: dict[str, AttributeValue] = {"quiesce.kind": kind}
         self._said[kind, outcome] = said
         return said
 
@@ -326,7 +427,7 @@ class Converter:
         if known is not None and known[0] is context:
             return known[1]
         found = parent_in(context)
-        if len(self._parents) >= _NOTES:
+        if len(self._parents) >= _KEPT:
             self._parents.clear()
         self._parents[id(context)] = (context, found)
         return found
@@ -334,12 +435,15 @@ class Converter:
     def _hand_over(self) -> None:
         """Give finished spans to the sinks, and name those that went somewhere in exemplars."""
         lit, self._lit = self._lit, []
+        plain_lit, self._plain_lit = self._plain_lit, []
         told, self._story.told = self._story.told, []
-        spans = self._tracing.take()
-        if self._pipeline is not None:
-            self._handed += len(spans)
-            if spans and not self._pipeline.put_spans(spans):
-                return
+        columns = self._tracing.slots
+        slots = None if columns is None else columns.take()
+        if slots is not None and self._put(slots):
+            for index, numbers, hold_ns, end in plain_lit:
+                numbers.hold.light(hold_ns, slots.link(index), end, _EXEMPLAR_SPACING_NS)
+        if not self._put(self._tracing.take()):
+            return
         for numbers, wait_ns, hold_ns, handle, end in lit:
             if hold_ns != NEVER_HELD:
                 numbers.hold.light(hold_ns, handle.link, end, _EXEMPLAR_SPACING_NS)
@@ -350,10 +454,43 @@ class Converter:
             if isinstance(family, HistogramFamily) and handle.sampled and labels in family.children:
                 family.children[labels].light(ns, handle.link, end, _EXEMPLAR_SPACING_NS)
 
+    def _put(self, spans: Sequence[FinishedSpan]) -> bool:
+        """Give spans to the sinks; return whether they are on their way, here or by the tracing's own means."""
+        if self._pipeline is None or not spans:
+            return True
+        self._handed += len(spans)
+        return bool(self._pipeline.put_spans(spans))
+
     def _end(self) -> None:
         self._story.finish_windows(self._read)
-        self._story.cut_off(self._clock())
+        now = self._clock()
+        self._cut_off_slots(now)
+        self._story.cut_off(now)
         self._hand_over()
+
+    def _cut_off_slots(self, now_ns: int) -> None:
+        """End the spans of slots that are open, or wait, as the process ends."""
+        try:
+            slots = list(islice(self._open_slots() if self._open_slots else (), _CUT_OFF_SLOTS))
+        except Exception:  # noqa: BLE001 - a barrier of somebody's own may answer anything, and the end goes on
+            self._wrong("open slots could not be told")
+            return
+        for kind, asked_ns, opened_ns in slots:
+            about: dict[str, AttributeValue] = {"quiesce.kind": kind}
+            waited = opened_ns is None or opened_ns > asked_ns
+            if opened_ns is None:
+                about["quiesce.held"] = False
+            elif waited:
+                about["quiesce.wait_seconds"] = (opened_ns - asked_ns) / 1e9
+            until = now_ns if opened_ns is None else opened_ns
+            handle = self._tracing.start(
+                "quiesce.slot",
+                parent=None,
+                start_ns=self._unix(asked_ns),
+                attributes=about,
+                links=self._story.blockers(asked_ns, until) if waited else (),
+            )
+            self._tracing.end(handle, self._unix(now_ns), outcome="", cut_off=True)
 
     def _unix(self, ns: int) -> int:
         return ns + self._offset_ns

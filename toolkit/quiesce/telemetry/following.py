@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quiesce.telemetry.finished import NO_ATTRIBUTES, FinishedSpan, Link, SpanEvent
+from quiesce.telemetry.finished import FinishedSpan, Link
 from quiesce.telemetry.provider import ProviderTracing
-from quiesce.telemetry.tracing import Attributes, OwnTracing, Parent, SpanHandle
+from quiesce.telemetry.slot_spans import SlotColumns
+from quiesce.telemetry.tracing import Attributes, Ending, OwnTracing, Parent, SpanHandle, Tracing
 
 __all__ = ["FollowingTracing"]
 
 
-class FollowingTracing:
+class FollowingTracing(Tracing):
     """See the module's docstring.
 
     Args:
@@ -42,72 +43,31 @@ class FollowingTracing:
             if provider is not None:
                 self.foreign = ProviderTracing(provider, copies=self._found())
 
-    def start(
+    @property
+    def slots(self) -> SlotColumns | None:  # type: ignore[override] # it changes once, and nobody sets it
+        """Where spans of ordinary slots are collected until there is a provider."""
+        return self._own.slots if self.foreign is None else None
+
+    def begin(
         self,
         name: str,
-        *,
         parent: SpanHandle | Parent | None,
         start_ns: int,
-        attributes: Attributes = NO_ATTRIBUTES,
-        links: Sequence[Link] = (),
-        identity: Link | None = None,
+        attributes: Attributes,
+        links: Sequence[Link],
+        identity: Link | None,
     ) -> SpanHandle:
         """Open a span."""
         if self.foreign is None:
-            return self._own.start(
-                name, parent=parent, start_ns=start_ns, attributes=attributes, links=links, identity=identity
-            )
-        return self.foreign.start(
-            name, parent=self._known(parent), start_ns=start_ns, attributes=attributes, links=links
-        )
+            return self._own.begin(name, parent, start_ns, attributes, links, identity)
+        return self.foreign.begin(name, self._known(parent), start_ns, attributes, links, None)
 
-    def end(
-        self,
-        handle: SpanHandle,
-        end_ns: int,
-        *,
-        outcome: str,
-        attributes: Attributes = NO_ATTRIBUTES,
-        events: Sequence[SpanEvent] = (),
-        links: Sequence[Link] = (),
-        error: str = "",
-        cut_off: bool = False,
-    ) -> None:
+    def finish(self, handle: SpanHandle, opened: Any, ending: Ending) -> None:  # noqa: ANN401 - as begin() keeps it
         """End a span, as what it began as."""
-        tracing = self._own if self.foreign is None or self._own.opened(handle) else self.foreign
-        tracing.end(
-            handle,
-            end_ns,
-            outcome=outcome,
-            attributes=attributes,
-            events=events,
-            links=links,
-            error=error,
-            cut_off=cut_off,
-        )
-
-    def emit(
-        self,
-        name: str,
-        *,
-        parent: SpanHandle | Parent | None,
-        start_ns: int,
-        end_ns: int,
-        outcome: str,
-        attributes: Attributes = NO_ATTRIBUTES,
-        links: Sequence[Link] = (),
-    ) -> SpanHandle:
-        """Make a span that is over already."""
-        tracing = self._own if self.foreign is None else self.foreign
-        return tracing.emit(
-            name,
-            parent=parent if self.foreign is None else self._known(parent),
-            start_ns=start_ns,
-            end_ns=end_ns,
-            outcome=outcome,
-            attributes=attributes,
-            links=links,
-        )
+        if self.foreign is None or self._own.is_own(opened):
+            self._own.finish(handle, opened, ending)
+        else:
+            self.foreign.finish(handle, opened, ending)
 
     def take(self) -> list[FinishedSpan]:
         """Return the spans that sinks are to be given."""
@@ -116,6 +76,6 @@ class FollowingTracing:
 
     def _known(self, parent: SpanHandle | Parent | None) -> SpanHandle | Parent | None:
         """Return a parent as the provider can use it: one that it does not have is named only."""
-        if isinstance(parent, SpanHandle) and self._own.opened(parent):
+        if isinstance(parent, SpanHandle) and self._own.is_own(parent.open):
             return SpanHandle(parent.trace_id, parent.span_id)
         return parent

@@ -20,7 +20,16 @@ from prometheus_client.utils import floatToGoString
 
 from quiesce.telemetry.names import OTHER, Metric
 
-__all__ = ["NANOSECONDS", "Histogram", "HistogramFamily", "NumberFamily", "bound_text", "bounds_ns", "known"]
+__all__ = [
+    "NANOSECONDS",
+    "Exemplars",
+    "Histogram",
+    "HistogramFamily",
+    "NumberFamily",
+    "bound_text",
+    "bounds_ns",
+    "known",
+]
 
 NANOSECONDS: Final = 1_000_000_000
 """Nanoseconds in a second."""
@@ -31,6 +40,9 @@ Labels = tuple[str, ...]
 
 _Exemplar = tuple[float, tuple[int, int], int]
 """Value in observed units, trace and span identifier, Unix nanoseconds."""
+
+Exemplars = dict[int, _Exemplar]
+"""Exemplars by the number of their bucket."""
 
 
 def bounds_ns(bounds: Iterable[float]) -> tuple[int, ...]:
@@ -92,17 +104,37 @@ class Histogram:
         if last is None or unix_ns // _MILLISECOND > (last[2] + spacing_ns) // _MILLISECOND:
             self._lit[index] = (value, span, unix_ns)
 
+    @property
+    def bounds_text(self) -> tuple[str, ...]:
+        """Upper bounds as Prometheus writes them, ``+Inf`` last."""
+        return self._le
+
     def buckets(self) -> list[tuple[str, float]]:
         """Return (upper bound as Prometheus writes it, cumulative count), ``+Inf`` last."""
         return list(zip(self._le, accumulate(self.cells[self._start : self._sum]), strict=True))
 
-    def lit_buckets(self) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+    def lit_buckets(self) -> list[tuple[str, float, Exemplar | None]]:
         """Return the buckets, each with its exemplar if it has one."""
-        lit = self._lit.copy()
+        return self.exposed(self.numbers(), self.exemplars())
+
+    def exposed(self, cells: list[float], lit: Exemplars) -> list[tuple[str, float, Exemplar | None]]:
+        """Return the buckets as they were once: see :meth:`numbers` and :meth:`exemplars`."""
         return [
-            (bound, count, self._exemplar(lit[index])) if index in lit else (bound, count)
-            for index, (bound, count) in enumerate(self.buckets())
+            (bound, count, self._exemplar(lit[index]) if index in lit else None)
+            for index, (bound, count) in enumerate(zip(self._le, accumulate(cells[:-1]), strict=True))
         ]
+
+    def scaled(self, value: float) -> float:
+        """Return a value of observed units in exported ones."""
+        return value / self._scale
+
+    def numbers(self) -> list[float]:
+        """Return everything that is counted: counts by bucket, not added up, and the sum, in observed units."""
+        return self.cells[self._start : self._sum + 1]
+
+    def exemplars(self) -> Exemplars:
+        """Return the exemplars, by the number of their bucket."""
+        return self._lit.copy()
 
     def _exemplar(self, lit: _Exemplar) -> Exemplar:
         value, (trace_id, span_id), unix_ns = lit

@@ -11,11 +11,12 @@ is enough; slots that still wait or are still held are seen in the barrier's own
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from quiesce.telemetry import names
 from quiesce.telemetry.checkpoint_metrics import CheckpointMetrics, blame_ns
+from quiesce.telemetry.families import Named
 from quiesce.telemetry.gate_metrics import GateMetrics
 from quiesce.telemetry.slots import KIND_LIMIT, SlotBook, SlotNumbers
 
@@ -67,6 +68,9 @@ class MetricsObserver(CheckpointMetrics, GateMetrics):
         self._checks = self._number(names.INVARIANT_CHECKS)
         self._violations = self._number(names.INVARIANT_VIOLATIONS)
         self._last_violation = self._number(names.INVARIANT_LAST_VIOLATION)
+        self._invariants = Named(
+            names.INVARIANTS, self._active, self._checks, self._violations, self._last_violation
+        )
         self._reward = self._number(names.TRAIN_REWARD, float("nan"))
         self._loss = self._number(names.TRAIN_LOSS, float("nan"))
         self._kl = self._number(names.TRAIN_KL, float("nan"))
@@ -107,15 +111,31 @@ class MetricsObserver(CheckpointMetrics, GateMetrics):
 
     def invariant_checked(self, name: str) -> None:
         """Count a check; from now on it is known that the invariant is looked at."""
-        self._checks.add(1, name)
-        self._active.set(1.0, name)
+        label = self._invariants.label(name)
+        self._checks.add(1, label)
+        self._active.set(1.0, label)
 
     def invariant_violated(self, violation: Any) -> None:  # noqa: ANN401 - a Violation, as the hook says
-        """Count a violation."""
-        name = str(violation.invariant)
-        self._violations.add(1, name)
-        self._last_violation.set(self._clock(), name)
-        self._active.set(1.0, name)
+        """Count a fault: whoever reports one that lasts, does so once."""
+        label = self._invariants.label(str(violation.invariant))
+        self._violations.add(1, label)
+        self._last_violation.set(self._clock(), label)
+        self._active.set(1.0, label)
+
+    def audited(self, active: Iterable[str], last_seen: Mapping[str, float]) -> None:
+        """Take what an auditor knows beside what it reported; called at every scrape.
+
+        Args:
+            active: The invariants that it watches.
+            last_seen: Unix time at which an open record was seen last, by invariant: also of records of earlier
+                incarnations, and of faults that are seen again and again.
+        """
+        for name in active:
+            self._active.set(1.0, self._invariants.label(name))
+        for name, unix_time in last_seen.items():
+            label = self._invariants.label(name)
+            self._active.set(1.0, label)
+            self._last_violation.set(max(unix_time, self._last_violation.values[label,]), label)
 
     # --------------------------------------------------------------------------------------------- training
 

@@ -26,16 +26,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from quiesce.telemetry.finished import FinishedSpan
+from quiesce.telemetry.slot_spans import SlotSpans, SpanParts
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from quiesce.telemetry.sinks import Sink
 
-__all__ = ["CLOSE_SECONDS", "QUEUE_SPANS", "SAMPLE_SECONDS", "Pipeline", "takes_spans"]
+__all__ = ["CLOSE_SECONDS", "QUEUE_SPANS", "SAMPLES_OF_A_RUN", "SAMPLE_SECONDS", "Pipeline", "takes_spans"]
 
-CLOSE_SECONDS: Final = 1.5
-"""How long a process that ends waits for its sinks, all together: what is left of two seconds beside the rest."""
+CLOSE_SECONDS: Final = 1.2
+"""How long a process that ends waits for its telemetry, all of it together. It is to be gone within two seconds; what is
+left of them is the interpreter's, and a helper's that ends after its parent."""
 
 QUEUE_SPANS: Final = 1 << 16
 """Spans that may wait for one sink."""
@@ -43,10 +45,15 @@ QUEUE_SPANS: Final = 1 << 16
 QUEUE_EVENTS: Final = 1 << 13
 """Log events that may wait for one sink."""
 
-SAMPLE_SECONDS: Final = 15.0
-"""Period of metric samples: what Prometheus scrapes by default, rounded."""
+SAMPLE_SECONDS: Final = (2.0, 15.0)
+"""Period of metric samples: at first, and in the end, which is what Prometheus scrapes by default, rounded."""
 
-_BATCH_SPANS: Final = 512
+SAMPLES_OF_A_RUN: Final = 40
+"""In between, the period is so many-th of the time since the beginning: a run of a minute is worth a curve, too."""
+
+_BATCH_WEIGHT: Final = 512
+_COLUMNS_WEIGH: Final = 0.25
+"""What a span in columns weighs in a batch: encoding it takes that much of encoding another, at most."""
 _LINGER_SECONDS: Final = 1.0
 _BACKOFF_SECONDS: Final = (0.1, 5.0)
 _LOG: Final = logging.getLogger("quiesce.telemetry")
@@ -57,10 +64,11 @@ Families = Sequence["Metric"]
 class _Batch:
     """Spans that were put in together, and how many sinks have yet to say what became of them."""
 
-    __slots__ = ("failed", "left", "lock", "spans", "taken")
+    __slots__ = ("failed", "left", "lock", "spans", "taken", "weight")
 
     def __init__(self, spans: Sequence[FinishedSpan], sinks: int) -> None:
         self.spans = spans
+        self.weight = len(spans) * (_COLUMNS_WEIGH if isinstance(spans, SlotSpans) else 1)
         self.left = sinks
         self.taken = False
         self.failed = False
@@ -85,12 +93,13 @@ class _Lane:
         self._idle = threading.Event()
         self._idle.set()
         self._deadline = 0.0
-        self._next_sample = time.monotonic() + pipeline.sample_seconds
+        self._next_sample = time.monotonic() + pipeline.sample_period()
         self.counts: Counter[str] = (
             Counter()
         )  # of spans: delivered, failed, dropped; of events: events_dropped
         self.export_ns = 0
         self.cpu_ns = 0
+        self._apart_ns = 0
         self.failing = False
         self.thread = threading.Thread(target=self._run, name=f"quiesce-sink-{name}", daemon=True)
 
@@ -174,7 +183,7 @@ class _Lane:
             self.sink.close(max(0.0, self._deadline - time.monotonic()))
         except Exception:  # noqa: BLE001 - a sink may raise anything, and the run is over
             _LOG.debug("sink %s could not be closed", self.name, exc_info=True)
-        self.cpu_ns = time.thread_time_ns()
+        self.cpu_ns = time.thread_time_ns() - self._apart_ns
 
     def _send(self, ended: bool) -> bool:  # noqa: FBT001 - what the loop above knows
         """Hand over everything that waits; return whether the sink took it."""
@@ -182,15 +191,19 @@ class _Lane:
         while self._batches and well:
             if ended and time.monotonic() >= self._deadline:
                 return False
-            spans: list[FinishedSpan] = []
-            while self._batches and (not spans or len(spans) + len(self._batches[0].spans) <= _BATCH_SPANS):
+            parts: list[Sequence[FinishedSpan]] = []
+            count = 0
+            weight = 0.0
+            while self._batches and (not parts or weight + self._batches[0].weight <= _BATCH_WEIGHT):
                 batch = self._batches.popleft()
                 self._in_hand.append(batch)
-                spans += batch.spans
-            self._taken_out += len(spans)
-            well = self._call(self.sink.spans, spans)
+                parts.append(batch.spans)
+                count += len(batch.spans)
+                weight += batch.weight
+            self._taken_out += count
+            well = self._call(self.sink.spans, SpanParts.of(parts))
             self._settle_in_hand("taken" if well else "failed")
-            self.cpu_ns = time.thread_time_ns()
+            self.cpu_ns = time.thread_time_ns() - self._apart_ns
         if self._events:
             events = [self._events.popleft() for _ in range(len(self._events))]
             if not self._call(self.sink.events, events):
@@ -198,11 +211,13 @@ class _Lane:
                 well = False
         now = time.monotonic()
         if now >= self._next_sample or ended:
-            self._next_sample = now + self._pipeline.sample_seconds
+            self._next_sample = now + self._pipeline.sample_period()
+            since = time.thread_time_ns()
             families, at = self._pipeline.families(fresh=ended)
+            self._apart_ns += time.thread_time_ns() - since  # the collector's own account has it
             if families and not self._call(self.sink.samples, families, at):
                 well = False
-        self.cpu_ns = time.thread_time_ns()
+        self.cpu_ns = time.thread_time_ns() - self._apart_ns
         return well
 
     def _call(self, method: Callable[..., None], *args: Any) -> bool:  # noqa: ANN401 - whatever the method takes
@@ -229,7 +244,7 @@ class Pipeline:
     Args:
         sinks: By name.
         collect: Returns the metric families that sinks are given samples of; None gives them none.
-        sample_seconds: The period of samples.
+        sample_seconds: The period of samples; None lets it grow with the run, see :data:`SAMPLE_SECONDS`.
         exported: Told the nanoseconds of each call of a sink.
     """
 
@@ -238,10 +253,11 @@ class Pipeline:
         sinks: Mapping[str, Sink],
         *,
         collect: Callable[[], Iterable[Metric]] | None = None,
-        sample_seconds: float = SAMPLE_SECONDS,
+        sample_seconds: float | None = None,
         exported: Callable[[int], None] | None = None,
     ) -> None:
-        self.sample_seconds = sample_seconds
+        self._sample_seconds = sample_seconds
+        self._began = time.monotonic()
         self.exported = exported or _nothing
         self._collect = collect
         self._snapshot: tuple[Families, float] = ((), 0.0)
@@ -308,13 +324,20 @@ class Pipeline:
             return (), 0.0
         with self._snapshot_lock:
             now = time.time()
-            if fresh or now - self._snapshot[1] >= self.sample_seconds / 2:
+            if fresh or now - self._snapshot[1] >= self.sample_period() / 2:
                 try:
                     self._snapshot = (tuple(self._collect()), now)
                 except Exception:  # noqa: BLE001 - a collector of the application's may raise anything
                     _LOG.exception("metrics could not be read for the sinks")
                     return (), 0.0
             return self._snapshot
+
+    def sample_period(self) -> float:
+        """Return seconds from one sample to the next."""
+        if self._sample_seconds is not None:
+            return self._sample_seconds
+        least, most = SAMPLE_SECONDS
+        return min(most, max(least, (time.monotonic() - self._began) / SAMPLES_OF_A_RUN))
 
     def fates(self) -> dict[str, int]:
         """Return spans by fate: ``exported``, ``failed``, ``dropped``; those that wait have none yet."""
@@ -327,7 +350,7 @@ class Pipeline:
 
     @property
     def cpu_ns(self) -> int:
-        """Processor time of the sinks' threads."""
+        """Processor time of the sinks' threads, but for reading metrics, which is a scrape like any other."""
         return sum(lane.cpu_ns for lane in self._lanes)
 
     def flush(self, deadline_seconds: float = CLOSE_SECONDS) -> bool:

@@ -13,22 +13,21 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from quiesce.telemetry.finished import (
-    CUT_OFF,
-    ERROR,
-    NO_ATTRIBUTES,
-    OUTCOME,
-    AttributeValue,
-    FinishedSpan,
-    Link,
-    SpanEvent,
+from quiesce.telemetry.finished import ERROR, FinishedSpan, Link
+from quiesce.telemetry.tracing import (
+    Attributes,
+    Ending,
+    Identifiers,
+    OwnTracing,
+    Parent,
+    SpanHandle,
+    Tracing,
 )
-from quiesce.telemetry.tracing import Attributes, Identifiers, OwnTracing, Parent, SpanHandle, status_of
 
 __all__ = ["ProviderTracing"]
 
 
-class ProviderTracing:
+class ProviderTracing(Tracing):
     """Makes real spans of an application's tracer provider, with explicit times.
 
     They go where its span processors send them. Sinks of ours (a recorder beside the run, say) may be given the same
@@ -54,15 +53,14 @@ class ProviderTracing:
         self.exported = 0
         self.unheard = 0
 
-    def start(
+    def begin(
         self,
         name: str,
-        *,
         parent: SpanHandle | Parent | None,
         start_ns: int,
-        attributes: Attributes = NO_ATTRIBUTES,
-        links: Sequence[Link] = (),
-        identity: Link | None = None,
+        attributes: Attributes,
+        links: Sequence[Link],
+        identity: Link | None,
     ) -> SpanHandle:
         """Open a span of the provider, which chooses its identifiers."""
         span = self._tracer.start_span(
@@ -76,76 +74,29 @@ class ProviderTracing:
         link = (known.trace_id, known.span_id)
         copy = None
         if self._copies is not None:
-            copy = self._copies.start(
-                name, parent=parent, start_ns=start_ns, attributes=attributes, links=links, identity=link
-            )
+            copy = self._copies.begin(name, parent, start_ns, attributes, links, link).open
         return SpanHandle(*link, sampled=bool(known.trace_flags.sampled), open_=(span, copy))
 
-    def end(
-        self,
-        handle: SpanHandle,
-        end_ns: int,
-        *,
-        outcome: str,
-        attributes: Attributes = NO_ATTRIBUTES,
-        events: Sequence[SpanEvent] = (),
-        links: Sequence[Link] = (),
-        error: str = "",
-        cut_off: bool = False,
-    ) -> None:
+    def finish(self, handle: SpanHandle, opened: Any, ending: Ending) -> None:  # noqa: ANN401 - as begin() keeps it
         """End a span of the provider."""
-        if handle.open is None:
-            return
-        span, copy = handle.open
-        handle.open = None
+        span, copy = opened
         if self._copies is not None:
-            self._copies.end(
-                copy,
-                end_ns,
-                outcome=outcome,
-                attributes=attributes,
-                events=events,
-                links=links,
-                error=error,
-                cut_off=cut_off,
-            )
-        said: dict[str, AttributeValue] = dict(attributes)
-        if outcome:
-            said[OUTCOME] = outcome
-        if error:
-            said[ERROR] = error
-        if cut_off:
-            said[CUT_OFF] = True
-        span.set_attributes(said)
-        for event, when, about in events:
+            self._copies.finish(handle, copy, ending)
+        span.set_attributes(ending.said)
+        for event, when, about in ending.events:
             span.add_event(event, about, when)
-        for link in links:
+        for link in ending.links:
             span.add_link(self._remote(link))
-        status = status_of(outcome)
-        if status:
-            code = self._trace.StatusCode.ERROR if status == "error" else self._trace.StatusCode.OK
-            span.set_status(self._trace.Status(code, error or None if status == "error" else None))
-        span.end(end_ns)
+        if ending.status == "error":
+            told = str(ending.said.get(ERROR, "")) or None
+            span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, told))
+        elif ending.status:
+            span.set_status(self._trace.Status(self._trace.StatusCode.OK))
+        span.end(ending.end_ns)
         if handle.sampled:
             self.exported += 1
         else:
             self.unheard += 1
-
-    def emit(
-        self,
-        name: str,
-        *,
-        parent: SpanHandle | Parent | None,
-        start_ns: int,
-        end_ns: int,
-        outcome: str,
-        attributes: Attributes = NO_ATTRIBUTES,
-        links: Sequence[Link] = (),
-    ) -> SpanHandle:
-        """Make a span that is over already."""
-        handle = self.start(name, parent=parent, start_ns=start_ns, attributes=attributes, links=links)
-        self.end(handle, max(start_ns, end_ns), outcome=outcome)
-        return handle
 
     def take(self) -> list[FinishedSpan]:
         """Return the spans that sinks of ours are given beside the provider's processors."""

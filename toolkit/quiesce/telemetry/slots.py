@@ -66,18 +66,24 @@ class SlotNumbers:
 
 
 class SlotBook:
-    """The numbers of every kind of slot; its two hooks count.
+    """The numbers of every kind of slot; its two hooks count, and keep records where there is a ring for them.
 
     Attributes:
         numbers: By label, which is the kind or ``other``.
         added: Called with a label that is new.
+        position: Sequence number of the next record.
+        current: Returns the OpenTelemetry context that a slot's span belongs in; None while the application
+            has not loaded OpenTelemetry.
     """
 
-    __slots__ = ("__weakref__", "_cells", "added", "numbers")
+    __slots__ = ("__weakref__", "_cells", "_ring", "added", "current", "numbers", "position")
 
     def __init__(self) -> None:
         self.numbers: dict[str, SlotNumbers] = {}
         self.added: Callable[[str], None] | None = None
+        self.position = 0
+        self.current: Callable[[], object] | None = None
+        self._ring: list[RawRecord | None] | None = None
         self._cells: dict[str, list[float]] = {}  # by kind; kinds past the limit share one list
         self.add_kinds(KINDS)
 
@@ -125,14 +131,23 @@ class SlotBook:
             cells[_COMPLETED] += 1
         else:
             cells[_ENDED[outcome]] += 1
+        # Not a method of the recorder's that calls this one: a call costs a tenth of a slot.
+        if (ring := self._ring) is not None:
+            context = None if (current := self.current) is None else current()
+            self.position = (position := self.position) + 1
+            ring[position & _MASK] = (position, kind, wait_ns, hold_ns, outcome, ended_ns, context)
 
     def slot_wait_abandoned(self, kind: str, wait_ns: int, outcome: str, ended_ns: int) -> None:
-        """Count a slot that was never held."""
+        """Count a slot that was never held, and keep its record where there is a ring."""
         self.add_kinds((kind,))
         cells = self._cells[kind]
         cells[bisect_left(_SLOT_BOUNDS, wait_ns)] += 1
         cells[_WAIT_SUM] += wait_ns
         cells[_ENDED[outcome]] += 1
+        if (ring := self._ring) is not None:
+            context = None if self.current is None else self.current()
+            self.position = (position := self.position) + 1
+            ring[position & _MASK] = (position, kind, wait_ns, NEVER_HELD, outcome, ended_ns, context)
 
 
 class SlotRecord(NamedTuple):
@@ -163,50 +178,22 @@ RawRecord = tuple[int, str, int, int, str, int, object]
 class SlotRecorder(SlotBook):
     """Counts slots, and keeps a record of each for the converter.
 
-    Attributes:
-        position: Sequence number of the next record.
-        current: Returns the OpenTelemetry context that a slot's span belongs in; None while the application
-            has not loaded OpenTelemetry.
+    Args:
+        recording: Whether it does from the beginning, or counts only until it is told to :meth:`record`.
     """
 
-    __slots__ = ("_read", "_ring", "current", "position")
+    __slots__ = ("_read",)
 
-    def __init__(self) -> None:
+    def __init__(self, *, recording: bool = True) -> None:
         super().__init__()
-        self.position = 0
-        self.current: Callable[[], object] | None = None
         self._read = 0
-        self._ring: list[RawRecord | None] = [None] * RING_SLOTS
+        if recording:
+            self.record()
 
-    def slot_closed(self, kind: str, wait_ns: int, hold_ns: int, outcome: str, ended_ns: int) -> None:
-        """Count a slot and keep its record; spelled out, because a call costs a tenth of a slot."""
-        try:
-            cells = self._cells[kind]
-        except KeyError:
-            self.add_kind(kind)
-            cells = self._cells[kind]
-        if wait_ns:
-            cells[bisect_left(_SLOT_BOUNDS, wait_ns)] += 1
-            cells[_WAIT_SUM] += wait_ns
-        else:
-            cells[0] += 1
-        cells[_HOLD + bisect_left(_SLOT_BOUNDS, hold_ns)] += 1
-        cells[_HOLD_SUM] += hold_ns
-        if outcome == "completed":
-            cells[_COMPLETED] += 1
-        else:
-            cells[_ENDED[outcome]] += 1
-        current = self.current
-        context = None if current is None else current()
-        self.position = (position := self.position) + 1
-        self._ring[position & _MASK] = (position, kind, wait_ns, hold_ns, outcome, ended_ns, context)
-
-    def slot_wait_abandoned(self, kind: str, wait_ns: int, outcome: str, ended_ns: int) -> None:
-        """Count a slot that was never held, and keep its record."""
-        super().slot_wait_abandoned(kind, wait_ns, outcome, ended_ns)
-        context = None if self.current is None else self.current()
-        self.position = (position := self.position) + 1
-        self._ring[position & _MASK] = (position, kind, wait_ns, NEVER_HELD, outcome, ended_ns, context)
+    def record(self) -> None:
+        """Keep a record of each slot from now on."""
+        if self._ring is None:
+            self._ring = [None] * RING_SLOTS
 
     @property
     def waiting(self) -> int:
@@ -231,6 +218,8 @@ class SlotRecorder(SlotBook):
         at = start & _MASK
         first = min(count, RING_SLOTS - at)
         ring = self._ring
+        if ring is None:
+            return [], 0
         found = ring[at : at + first]
         ring[at : at + first] = [None] * first  # let go of what the records refer to
         if first < count:

@@ -52,7 +52,7 @@ _BEGINNINGS: Final = frozenset({"window_requested", "phase_started"})
 
 
 class Note(NamedTuple):
-    """One call of a hook.
+    """What a note says about one call of a hook; while it waits it is a plain tuple, which is cheaper to make.
 
     Attributes:
         hook: Its name.
@@ -69,6 +69,13 @@ class Note(NamedTuple):
     context: object
 
 
+RawNote = tuple[str, tuple[object, ...], int, int, object]
+
+
+# The named constructor is written in Python, and costs more.
+_note: Final = partial(tuple.__new__, Note)
+
+
 class SpanObserver:
     """Notes hooks. Subscribe it to a hub, and give it to a converter.
 
@@ -82,7 +89,7 @@ class SpanObserver:
             loaded OpenTelemetry.
         noted: How many notes there were.
         dropped: How many found no room.
-        wake: Called when a cut begins, so that its spans are there soon.
+        wake: Called when a cut begins, so that its spans, and a provider's identifiers, are there soon.
     """
 
     def __init__(
@@ -96,25 +103,39 @@ class SpanObserver:
         self.identities = identities
         self.wake: Callable[[], object] | None = None
         self._clock = clock
-        self._notes: deque[Note] = deque()
+        self._notes: deque[RawNote] = deque()
         self.current: Callable[[], object] | None = None
         self.noted = 0
         self.dropped = 0
         for hook in NOTED_HOOKS:
-            setattr(self, hook, partial(self._note, hook))
+            setattr(self, hook, self._beginning(hook) if hook in _BEGINNINGS else self._noting(hook))
 
-    def _note(self, hook: str, *args: object) -> None:
-        self.noted += 1
-        if len(self._notes) >= NOTES:
-            self.dropped += 1
-            return
-        context = None if self.current is None else self.current()
-        if hook in _BEGINNINGS:
-            self.identities.draw(str(args[0]), context)
-        self._notes.append(Note(hook, args, self._clock(), self._recorder.position, context))
+    def _noting(self, hook: str) -> Callable[..., None]:
+        """Return the method of a hook, with everything at hand that it needs: it is called in the run's steps."""
+        notes, clock, recorder = self._notes, self._clock, self._recorder
+        add = notes.append
 
-        if hook in _BEGINNINGS and self.wake is not None:
-            self.wake()
+        def note(*args: object) -> None:
+            self.noted += 1
+            if len(notes) >= NOTES:
+                self.dropped += 1
+                return
+            current = self.current
+            add((hook, args, clock(), recorder.position, None if current is None else current()))
+
+        return note
+
+    def _beginning(self, hook: str) -> Callable[..., None]:
+        """Return the method of a hook that may be the first about a cut."""
+        note = self._noting(hook)
+
+        def begin(*args: object) -> None:
+            known = self.identities.draw(str(args[0]), None if self.current is None else self.current())
+            note(*args)
+            if not known and self.wake is not None:
+                self.wake()
+
+        return begin
 
     @property
     def waiting(self) -> int:
@@ -123,5 +144,5 @@ class SpanObserver:
 
     def take(self, limit: int) -> list[Note]:
         """Take the oldest notes, so many at most; for one thread at a time."""
-        notes = self._notes
-        return [notes.popleft() for _ in range(min(limit, len(notes)))]
+        next_note = self._notes.popleft
+        return [_note(next_note()) for _ in range(min(limit, len(self._notes)))]

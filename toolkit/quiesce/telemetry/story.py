@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from quiesce.telemetry import names
 from quiesce.telemetry.span_names import STEP_NUMBERS
+from quiesce.telemetry.spans import NOTED_HOOKS
 from quiesce.telemetry.tracing import Parent, SpanHandle, parent_in
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ _GROUPS: Final = 16_384
 _ROLLOUTS: Final = 16_384
 _DELAYERS: Final = 1_024
 _LINKS: Final = 64
+_MOVES: Final = 256
 _GATE_OUTCOMES: Final = {"closed": "completed", "superseded": "cancelled"}
 
 Attributes = dict[str, "AttributeValue"]
@@ -80,12 +82,14 @@ class _Save:
     events: list[SpanEvent] = field(default_factory=list)
 
 
-@dataclass(slots=True)
 class _Group:
     """The life of a prompt group."""
 
-    handle: SpanHandle
-    events: list[SpanEvent] = field(default_factory=list)
+    __slots__ = ("events", "handle")
+
+    def __init__(self, handle: SpanHandle) -> None:
+        self.handle = handle
+        self.events: list[SpanEvent] = []
 
 
 class Story:
@@ -110,19 +114,22 @@ class Story:
         self._delayers: OrderedDict[tuple[str, int], Link] = OrderedDict()
         self._groups: OrderedDict[str, _Group] = OrderedDict()
         self._rollouts: OrderedDict[tuple[str, int], SpanHandle] = OrderedDict()  # open and ended
-        self._running: OrderedDict[tuple[str, int], SpanHandle] = OrderedDict()
         self._step: SpanHandle | None = None
         self._stalled_ns = 0
         self.told: list[Told] = []
         """Durations since the last look, for exemplars."""
+        self._tellers: dict[str, Callable[..., None]] = {
+            hook: getattr(self, f"_{hook}") for hook in NOTED_HOOKS if hasattr(self, f"_{hook}")
+        }
+        self._moves: dict[tuple[str, str, str], Attributes] = {}
 
     # --------------------------------------------------------------------------------------------- slots ask
 
     def tell(self, note: Note) -> None:
         """Go on with one note; of a kind that is not known, nothing is told."""
-        method: Callable[..., None] | None = getattr(self, f"_{note.hook}", None)
+        method = self._tellers.get(note[0])
         if method is not None:
-            method(note, *note.args)
+            method(note, *note[1])
 
     def overlapped(self, opened_ns: int, ended_ns: int) -> bool:
         """Say whether a window asked while a slot was open."""
@@ -414,10 +421,8 @@ class Story:
     # ---------------------------------------------------------------------------------- groups and training
 
     def _owner_moved(self, note: Note, group_id: str, source: str, target: str, reason: str) -> None:
-        group = self._group(note, group_id, source)
-        about: Attributes = {"quiesce.from": source, "quiesce.to": target}
-        if reason:
-            about["quiesce.reason"] = reason
+        group = self._groups.get(group_id) or self._group(note, group_id, source)
+        about = self._moves.get((source, target, reason)) or self._move(source, target, reason)
         group.events.append(("owner moved", self._unix(note.at_ns), about))
         if target not in {"trained", "dropped"}:
             return
@@ -435,16 +440,30 @@ class Story:
             error=reason if outcome == "failed" else "",
         )
 
-    def _group(self, note: Note, group_id: str, source: str) -> _Group:
+    def trace_of(self, group_id: str) -> int:
+        """Return the trace that tells a group's life, or 0 if none does now; from any thread."""
         group = self._groups.get(group_id)
-        if group is None:
-            about: Attributes = {"quiesce.group_id": group_id, "quiesce.from": source}
-            handle = self._start("quiesce.group", parent_in(note.context), self._unix(note.at_ns), about)
-            group = _Group(handle)
-            pushed_out = _put(self._groups, group_id, group, _GROUPS)
-            if pushed_out is not None:
-                self._cut_group(pushed_out, note.at_ns)
+        return 0 if group is None else group.handle.link[0]
+
+    def _group(self, note: Note, group_id: str, source: str) -> _Group:
+        """Begin the life of a group."""
+        about: Attributes = {"quiesce.group_id": group_id, "quiesce.from": source}
+        handle = self._start("quiesce.group", parent_in(note.context), self._unix(note.at_ns), about)
+        group = _Group(handle)
+        pushed_out = _put(self._groups, group_id, group, _GROUPS)
+        if pushed_out is not None:
+            self._cut_group(pushed_out, note.at_ns)
         return group
+
+    def _move(self, source: str, target: str, reason: str) -> Attributes:
+        """Return what a move says: one dictionary for all that are alike, which nobody changes."""
+        about: Attributes = {"quiesce.from": source, "quiesce.to": target}
+        if reason:
+            about["quiesce.reason"] = reason
+        if len(self._moves) >= _MOVES:  # reasons are a closed set, but nobody enforces it here
+            self._moves.clear()
+        self._moves[source, target, reason] = about
+        return about
 
     def _tokens_reused(self, note: Note, group_id: str, tokens: int) -> None:
         group = self._groups.get(group_id)
@@ -459,16 +478,14 @@ class Story:
             self._unix(note.at_ns),
             {"quiesce.group_id": group_id, "quiesce.attempt": attempt},
         )
-        key = group_id, attempt
-        pushed_out = _put(self._running, key, handle, _ROLLOUTS)
+        pushed_out = _put(self._rollouts, (group_id, attempt), handle, _ROLLOUTS)
         if pushed_out is not None:
-            self._cut(pushed_out, note.at_ns)
-        _put(self._rollouts, key, handle, _ROLLOUTS)
+            self._cut(pushed_out, note.at_ns)  # unless it has ended, as nearly all have
 
     def _rollout_ended(
         self, note: Note, group_id: str, attempt: int, ns: int, outcome: str, tokens: int
     ) -> None:
-        handle = self._running.pop((group_id, attempt), None)
+        handle = self._rollouts.get((group_id, attempt))
         if handle is not None:
             said: Attributes = {"quiesce.tokens": tokens}
             self._tracing.end(handle, self._unix(note.at_ns), outcome=outcome, attributes=said)
@@ -532,13 +549,13 @@ class Story:
             self._cut_window(window, at_ns)
         for save in self._saves.values():
             self._cut_save(save, at_ns)
-        for handle in (*([] if self._step is None else [self._step]), *self._running.values()):
+        for handle in (*([] if self._step is None else [self._step]), *self._rollouts.values()):
             self._cut(handle, at_ns)
         for group in self._groups.values():
             self._cut_group(group, at_ns)
         self._finishing = []
         self._step = None
-        for table in (self._windows, self._saves, self._running, self._groups):
+        for table in (self._windows, self._saves, self._rollouts, self._groups):
             table.clear()
 
     def _cut(self, handle: SpanHandle, at_ns: int, events: Iterable[SpanEvent] = ()) -> None:
@@ -566,7 +583,7 @@ class Story:
         start_ns: int,
         attributes: Mapping[str, AttributeValue],
     ) -> SpanHandle:
-        return self._tracing.start(name, parent=parent, start_ns=start_ns, attributes=attributes)
+        return self._tracing.begin(name, parent, start_ns, attributes, (), None)
 
     def _start_cut(
         self, name: str, cut_id: str, parent: SpanHandle | Parent | None, start_ns: int

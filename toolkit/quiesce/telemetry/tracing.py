@@ -15,8 +15,9 @@ import os
 import random
 import sys
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from quiesce.telemetry.finished import (
     CUT_OFF,
@@ -28,9 +29,11 @@ from quiesce.telemetry.finished import (
     Link,
     SpanEvent,
 )
+from quiesce.telemetry.slot_spans import SlotColumns
 
 __all__ = [
     "Attributes",
+    "Ending",
     "Identifiers",
     "Identities",
     "OwnTracing",
@@ -45,10 +48,16 @@ __all__ = [
 _REMEMBERED: Final = 64
 """Cuts whose identifiers are remembered."""
 
+_SPAN_BITS: Final = 64
+_SPAN_MASK: Final = (1 << _SPAN_BITS) - 1
+_BOTH_BITS: Final = 128 + _SPAN_BITS
 _FAILED: Final = frozenset({"failed", "refused"})
 
 Attributes = Mapping[str, AttributeValue]
 """Attributes of a span, by dotted key."""
+
+# A named tuple's own constructor is written in Python, and costs as much as all the rest of a span.
+_new: Final[Callable[..., Any]] = tuple.__new__
 
 
 class SpanHandle:
@@ -91,8 +100,14 @@ class Parent(NamedTuple):
     context: object
 
 
-class Tracing(Protocol):
-    """Makes spans."""
+class Tracing(ABC):
+    """Makes spans. What a span is told is put together here, once; whose it is, is a matter of the two methods below.
+
+    Attributes:
+        slots: Where spans of ordinary slots are collected; None where each has to be made for itself.
+    """
+
+    slots: SlotColumns | None = None
 
     def start(
         self,
@@ -108,6 +123,7 @@ class Tracing(Protocol):
 
         ``identity`` are the identifiers that it is to have, where they can be chosen.
         """
+        return self.begin(name, parent, start_ns, attributes, links, identity)
 
     def end(
         self,
@@ -122,6 +138,16 @@ class Tracing(Protocol):
         cut_off: bool = False,
     ) -> None:
         """End it; what is given here is added to what it was opened with. Twice is once."""
+        opened = handle.open
+        if opened is None:
+            return
+        handle.open = None
+        said: dict[str, AttributeValue] = {**attributes, OUTCOME: outcome} if outcome else {**attributes}
+        if error:
+            said[ERROR] = error
+        if cut_off:
+            said[CUT_OFF] = True
+        self.finish(handle, opened, _new(Ending, (end_ns, said, events, links, status_of(outcome), cut_off)))
 
     def emit(
         self,
@@ -135,9 +161,52 @@ class Tracing(Protocol):
         links: Sequence[Link] = (),
     ) -> SpanHandle:
         """Make a span that is over already."""
+        handle = self.begin(name, parent, start_ns, attributes, links, None)
+        opened, handle.open = handle.open, None
+        said: dict[str, AttributeValue] = {OUTCOME: outcome}
+        ending = _new(Ending, (max(start_ns, end_ns), said, (), (), status_of(outcome), False))
+        self.finish(handle, opened, ending)
+        return handle
 
+    @abstractmethod
+    def begin(
+        self,
+        name: str,
+        parent: SpanHandle | Parent | None,
+        start_ns: int,
+        attributes: Attributes,
+        links: Sequence[Link],
+        identity: Link | None,
+    ) -> SpanHandle:
+        """Open a span; what is to be known at its end is the handle's ``open``."""
+
+    @abstractmethod
+    def finish(self, handle: SpanHandle, opened: Any, ending: Ending) -> None:  # noqa: ANN401 - what begin() kept
+        """End it, for good."""
+
+    @abstractmethod
     def take(self) -> list[FinishedSpan]:
-        """Return the spans that have ended since the last call, and that sinks are to be given."""
+        """Return the spans that have ended since the last call, and that sinks are to be given; ``slots`` beside."""
+
+
+class Ending(NamedTuple):
+    """How a span ended.
+
+    Attributes:
+        end_ns: When.
+        said: Attributes beside those that it was opened with.
+        events: What happened while it was open.
+        links: Links beside those that it was opened with.
+        status: Its status.
+        cut_off: Whether the process ended it.
+    """
+
+    end_ns: int
+    said: dict[str, AttributeValue]
+    events: Sequence[SpanEvent]
+    links: Sequence[Link]
+    status: str
+    cut_off: bool
 
 
 def status_of(outcome: str) -> str:
@@ -164,6 +233,10 @@ class Identifiers:
         """Begin a sequence that nobody else has."""
         self._bits = random.Random(os.urandom(32)).getrandbits
 
+    def bits(self, count: int) -> int:
+        """Return so many bits."""
+        return self._bits(count)
+
     def trace(self) -> int:
         """Return 128 bits, not all of them 0."""
         return self._bits(128) or 1
@@ -171,6 +244,11 @@ class Identifiers:
     def span(self) -> int:
         """Return 64 bits, not all of them 0."""
         return self._bits(64) or 1
+
+    def both(self) -> Link:
+        """Return the identifiers of a trace and of its first span."""
+        drawn = self._bits(_BOTH_BITS)
+        return drawn >> _SPAN_BITS or 1, drawn & _SPAN_MASK or 1
 
 
 _GENERATORS: weakref.WeakSet[Identifiers] = weakref.WeakSet()
@@ -201,18 +279,24 @@ class Identities:
         self._identifiers = identifiers
         self._known: dict[str, Link] = {}
 
-    def draw(self, cut_id: str, context: object) -> None:
+    def draw(self, cut_id: str, context: object) -> bool:
         """Choose the identifiers of a cut's outermost span, unless it has some.
 
         Args:
             cut_id: The cut.
             context: The application's OpenTelemetry context, whose current span it belongs under.
+
+        Returns:
+            Whether they were known before: a provider's are only once the span is made.
         """
-        if self._identifiers is None or cut_id in self._known:
-            return
+        if cut_id in self._known:
+            return True
+        if self._identifiers is None:
+            return False
         parent = parent_in(context)
         trace_id = self._identifiers.trace() if parent is None else parent.trace_id
         self.know(cut_id, (trace_id, self._identifiers.span()))
+        return False
 
     def leave_to_provider(self) -> None:
         """Draw no more: from now on identifiers are a provider's."""
@@ -237,7 +321,7 @@ class _Open(NamedTuple):
     links: tuple[Link, ...]
 
 
-class OwnTracing:
+class OwnTracing(Tracing):
     """Makes finished spans with identifiers of our own.
 
     Args:
@@ -247,106 +331,55 @@ class OwnTracing:
     def __init__(self, identifiers: Identifiers | None = None) -> None:
         self._identifiers = Identifiers() if identifiers is None else identifiers
         self._ended: list[FinishedSpan] = []
+        self.slots = SlotColumns(self._identifiers.bits)
 
-    def start(
+    def begin(
         self,
         name: str,
-        *,
         parent: SpanHandle | Parent | None,
         start_ns: int,
-        attributes: Attributes = NO_ATTRIBUTES,
-        links: Sequence[Link] = (),
-        identity: Link | None = None,
+        attributes: Attributes,
+        links: Sequence[Link],
+        identity: Link | None,
     ) -> SpanHandle:
         """Open a span."""
-        opened = _Open(name, 0 if parent is None else parent.span_id, start_ns, attributes, tuple(links))
+        parent_id = 0 if parent is None else parent.span_id
         if identity is not None:
-            return SpanHandle(*identity, open_=opened)
-        trace_id = self._identifiers.trace() if parent is None else parent.trace_id
-        return SpanHandle(trace_id, self._identifiers.span(), open_=opened)
-
-    def end(
-        self,
-        handle: SpanHandle,
-        end_ns: int,
-        *,
-        outcome: str,
-        attributes: Attributes = NO_ATTRIBUTES,
-        events: Sequence[SpanEvent] = (),
-        links: Sequence[Link] = (),
-        error: str = "",
-        cut_off: bool = False,
-    ) -> None:
-        """End a span."""
-        opened: _Open | None = handle.open
-        if opened is None:
-            return
-        handle.open = None
-        said: dict[str, AttributeValue] = {**opened.attributes, **attributes}
-        if outcome:
-            said[OUTCOME] = outcome
-        if error:
-            said[ERROR] = error
-        if cut_off:
-            said[CUT_OFF] = True
-        self._ended.append(
-            FinishedSpan(
-                opened.name,
-                handle.trace_id,
-                handle.span_id,
-                opened.parent_id,
-                opened.start_ns,
-                max(opened.start_ns, end_ns),
-                said,
-                (*opened.links, *links),
-                tuple(events),
-                status_of(outcome),
-                cut_off,
-            )
-        )
-
-    def emit(
-        self,
-        name: str,
-        *,
-        parent: SpanHandle | Parent | None,
-        start_ns: int,
-        end_ns: int,
-        outcome: str,
-        attributes: Attributes = NO_ATTRIBUTES,
-        links: Sequence[Link] = (),
-    ) -> SpanHandle:
-        """Make a span that is over already; this is what every slot pays."""
-        if parent is None:
-            trace_id, parent_id = self._identifiers.trace(), 0
+            handle = SpanHandle(*identity)
+        elif parent is None:
+            handle = SpanHandle(*self._identifiers.both())
         else:
-            trace_id, parent_id = parent.trace_id, parent.span_id
-        handle = SpanHandle(trace_id, self._identifiers.span())
+            handle = SpanHandle(parent.trace_id, self._identifiers.span())
+        handle.open = _new(_Open, (name, parent_id, start_ns, attributes, tuple(links)))
+        return handle
+
+    def finish(self, handle: SpanHandle, opened: _Open, ending: Ending) -> None:
+        """End a span."""
+        name, parent_id, start_ns, attributes, links = opened
+        end_ns, said, events, more, status, cut_off = ending
         self._ended.append(
-            # The tuple's own constructor: the named one is written in Python, and costs as much as all the rest here.
-            tuple.__new__(
+            _new(
                 FinishedSpan,
                 (
                     name,
-                    trace_id,
+                    handle.trace_id,
                     handle.span_id,
                     parent_id,
                     start_ns,
-                    end_ns if end_ns > start_ns else start_ns,  # noqa: FURB136 - a call costs more
-                    attributes if OUTCOME in attributes else {**attributes, OUTCOME: outcome},
-                    tuple(links),
-                    (),
-                    "ok" if outcome == "completed" else status_of(outcome),
-                    False,
+                    max(start_ns, end_ns),
+                    {**attributes, **said},
+                    (*links, *more) if more else links,
+                    tuple(events),
+                    status,
+                    cut_off,
                 ),
             )
         )
-        return handle
 
     @staticmethod
-    def opened(handle: SpanHandle) -> bool:
-        """Return whether a span is one of ours, and open."""
-        return isinstance(handle.open, _Open)
+    def is_own(opened: object) -> bool:
+        """Return whether an open span is one of these."""
+        return isinstance(opened, _Open)
 
     def take(self) -> list[FinishedSpan]:
         """Return what has ended."""

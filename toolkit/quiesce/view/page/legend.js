@@ -1,0 +1,42 @@
+/** A legend that is a list or a table of buttons: one press shows a series alone, with Ctrl or Shift it goes or comes. */
+
+import { h } from "./dom.js";
+import { display } from "./fields.js";
+import { calcTitle, reduce } from "./reduce.js";
+import { theme } from "./theme.js";
+
+function pressed(series, hidden, id, event) {
+  const others = series.filter((each) => each.id !== id);
+  if (event.ctrlKey || event.metaKey || event.shiftKey) {
+    if (!hidden.delete(id)) hidden.add(id);
+    if (series.every((each) => hidden.has(each.id))) hidden.clear();
+    return;
+  }
+  const alone = !hidden.has(id) && others.length > 0 && others.every((each) => hidden.has(each.id));
+  hidden.clear();
+  if (!alone) for (const each of others) hidden.add(each.id);
+}
+
+/** Fill the legend's element. `hidden` is a set of ids that `changed()` is told of after a press. */
+export function drawLegend(element, options = {}, series, hidden, changed) {
+  const { showLegend = true, displayMode = "list", placement = "bottom", calcs = [] } = options ?? {};
+  const shown = showLegend && displayMode !== "hidden" && series.length > 0;
+  element.hidden = !shown;
+  element.dataset.placement = placement;
+  element.parentElement.dataset.legend = shown ? placement : "none";
+  if (!shown) { element.replaceChildren(); return; }
+  const value = (each, calc) => display(reduce(each.values, calc), each.field.config, theme()).text;
+  const focused = document.activeElement?.closest?.(".legend") === element ? document.activeElement.dataset.id : null;
+  const button = (each) => h("button", {
+    type: "button", class: "legend-item", data: { id: each.id }, "aria-pressed": String(!hidden.has(each.id)), title: `${each.name} (click: alone; Ctrl-click: on or off)`,
+    onclick: (event) => { pressed(series, hidden, each.id, event); changed(); },
+  }, h("i", { class: "swatch", style: { background: each.colour } }), h("span", {}, each.name));
+  if (displayMode === "table") {
+    element.replaceChildren(h("table", {},
+      calcs.length ? h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Name"), ...calcs.map((calc) => h("th", { scope: "col" }, calcTitle(calc))))) : null,
+      h("tbody", {}, ...series.map((each) => h("tr", {}, h("td", {}, button(each)), ...calcs.map((calc) => h("td", {}, value(each, calc))))))));
+  } else {
+    element.replaceChildren(...series.map((each) => h("span", { class: "legend-entry" }, button(each), ...calcs.map((calc) => h("span", { class: "legend-calc" }, `${calcTitle(calc)}: ${value(each, calc)}`)))));
+  }
+  if (focused !== null) [...element.querySelectorAll("button")].find((each) => each.dataset.id === focused)?.focus();
+}
