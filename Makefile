@@ -75,7 +75,7 @@ docs: setup ## build the documentation into site/; a warning is an error
 soak: setup tools ## the tests that run for minutes on purpose
 	@$(BIN)/python -m pytest -m "soak and not gpu" $(ARGS)
 
-gpu-check: setup ## train, kill and resume on a CUDA device; prints JSON
+gpu-check: setup ## train, kill, resume and drill on a CUDA device; prints JSON
 	@$(BIN)/python scripts/gpu_check.py $(ARGS)
 
 clean: ## remove what the targets made, but for run folders

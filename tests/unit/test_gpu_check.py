@@ -46,11 +46,11 @@ def trained(step: int, at: float = 0.0, tokens: float = 100.0, reward: float = 0
     return line("train.step", step, at, metrics={"tokens": tokens, "reward": reward})
 
 
-@pytest.mark.parametrize("seconds", ["0", "59", "361", "soon"])
+@pytest.mark.parametrize("seconds", ["0", "119", "361", "soon"])
 def test_it_never_runs_longer_than_it_may(
     script: ModuleType, capsys: pytest.CaptureFixture[str], seconds: str
 ) -> None:
-    """Six minutes are the most, and less than one is not enough for anything."""
+    """Six minutes are the most, and less than two are not enough for anything."""
     with pytest.raises(SystemExit) as caught:
         script.main(["--seconds", seconds])
 
@@ -110,7 +110,7 @@ def test_a_torn_line_of_the_log_is_not_there_yet(script: ModuleType, tmp_path: P
 
 
 @pytest.mark.soak
-def test_the_dry_mode_kills_resumes_and_audits(
+def test_the_dry_mode_kills_resumes_audits_and_drills(
     script: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """The whole check with the tiny preset on the CPU, in processes of their own."""
@@ -122,5 +122,7 @@ def test_the_dry_mode_kills_resumes_and_audits(
     assert told["dry"] is True
     assert told["steps"] > told["killed_at_step"] > 0
     assert told["audit"]["violations"] == []
+    assert told["drill"]["ok"] is True
+    assert told["drill"]["fired"] == ["cursor_covers_buffer", "cursor_within_lookahead"]
     assert (tmp_path / "run" / "checkpoints").is_dir()
     assert sys.version.split()[0] == told["python"]

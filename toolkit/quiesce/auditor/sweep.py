@@ -2,8 +2,8 @@
 
 A slice lists the rows of its positions in a thread, then reads their owners in one await-free step, then has the two
 compared in a thread; after each slice it rests for many times what the slice took. So a run of a million groups is gone
-through in minutes, and the event loop hardly notices; a small run is gone through several times a second. What events hint
-at (a group that was just buffered, rows that were just cleared) is looked at first.
+through in up to an hour, and the event loop hardly notices; a small run is gone through several times a second. What
+events hint at (a group that was just buffered, rows that were just cleared) is looked at first.
 
 Rule: keys are listed first, owners are read after, and what looks wrong is looked at again before it is reported. A row
 without an owner is reported if it is there in two listings with some time in between, for a put that was under way when

@@ -41,7 +41,7 @@ class SweepCosts:
         p99_on_ms: The same with it.
         longest_slice_ms: The longest that a slice held the loop.
         slices_per_second: How many there were.
-        pass_seconds: How long a pass over everything takes at that pace.
+        pass_seconds: How long a pass over everything would take at that pace, were all groups finished.
         seed_seconds: How long the auditor took to take over everything, once, before anything was dispatched.
     """
 

@@ -35,7 +35,7 @@ benchmarks:
             call, behind a fence of its own, under the gate's permit (three minutes)
   auditor   an event that the auditor judges, what it keeps for a group, judging a
             cut, and how much later the event loop is while it sweeps a million
-            groups (four minutes, 4 GiB of memory, 1 GiB of disk)
+            groups (five minutes, 2 GiB of memory, 1 GiB of disk)
 
 exit codes:
   0  measured
