@@ -47,6 +47,9 @@ SCRAPES: Final = 6
 PATIENCE: Final = 200.0
 """Seconds that a life may take to get there, on a machine that has much else to do."""
 
+DRILL: Final = "early-cursor"
+"""What is broken in the second life."""
+
 Labels = tuple[tuple[str, str], ...]
 Series = dict[Labels, list[tuple[float, float]]]
 """Times and values by labels, the name among them."""
@@ -140,7 +143,7 @@ class Recording:
 
 
 def record(folder: Path, exemplars: Sequence[str]) -> Recording:
-    """Train, kill, resume, and return what a Prometheus saw of it.
+    """Train, kill, resume, drill, and return what a Prometheus saw of it.
 
     Args:
         folder: Where all of it is kept.
@@ -175,8 +178,15 @@ def record(folder: Path, exemplars: Sequence[str]) -> Recording:
             until(lambda: _saved(run) >= SAVES and _seen(server, begin) >= SCRAPES, PATIENCE)
             process.kill()
         killed, saved = time.time(), _saved(run)
-        again = ("--run-dir", str(run), "--resume", "metrics.linger_seconds=3")
+        again = (
+            "--run-dir",
+            str(run),
+            "--resume",
+            "metrics.linger_seconds=3",
+            "controller.audit.drills=true",
+        )
         with _training(folder, targets, *again) as process:
+            _drill(run)
             until(lambda: _saved(run) >= saved + SAVES and _seen(server, killed + 2) >= 2 * SCRAPES, PATIENCE)
             # While it still trains, because that is when somebody looks.
             [last] = server.instant("max(timestamp(quiesce_trainer_version))", time.time())
@@ -290,3 +300,16 @@ def selector(labels: Mapping[str, str]) -> str:
     """Return labels as a series of the text format."""
     inside = ",".join(f"{key}={json.dumps(value)}" for key, value in labels.items() if key != "__name__")
     return f"{labels['__name__']}{{{inside}}}"
+
+
+def _drill(run: Path) -> None:
+    """Break something in a running run: the next checkpoint is refused, and the one after it is not."""
+    until((run / "drills" / "desk.json").exists, PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "-m", "quiesce.cli", "drill", DRILL, "--run-dir", run, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
