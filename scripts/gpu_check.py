@@ -156,7 +156,9 @@ def _drill(run_dir: Path, deadline: float) -> dict[str, Any]:
             "a step before the drill",
         )
         left = max(5.0, deadline - time.monotonic())
-        told = _json(["drill", DRILL, "--run-dir", str(run_dir), "--timeout", f"{left:.0f}"], deadline, "drill")
+        told = _json(
+            ["drill", DRILL, "--run-dir", str(run_dir), "--timeout", f"{left:.0f}"], deadline, "drill"
+        )
     finally:
         run.kill()  # what the drill broke is not worth a save
     fired = [each["invariant"] for each in told.get("fired", ())]
