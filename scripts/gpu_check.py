@@ -2,8 +2,8 @@
 
 Rule: it needs no network and no package index: the model's weights are random, and the `quiesce` beside this file is used
 even where it is not installed. It ends within ``--seconds``, whatever happens, and its exit code is 0 only if the run
-was killed, resumed and audited without a finding, and then found a fault that was injected. ``--dry`` does the same with the tiny preset on the CPU, to check this
-script itself; it says so in its JSON, and proves nothing about a GPU.
+was killed, resumed and audited without a finding, and then found a fault that was injected. ``--dry`` does the same with
+the tiny preset on the CPU, to check this script itself; it says so in its JSON, and proves nothing about a GPU.
 """
 
 from __future__ import annotations
