@@ -239,7 +239,7 @@ def _annotations() -> list[dict[str, Any]]:
             "hide": False,
             "iconColor": colour,
             "expr": expression,
-            "step": "15s",
+            "step": "5s",
             "titleFormat": title,
             "textFormat": "{{instance}}",
             "tagKeys": "",

@@ -43,13 +43,17 @@ EPOCHS = 2
 
 
 class Killer:
-    """Counts what happens, and ends the process at a number."""
+    """Counts what happens, and ends the process at a number.
+
+    What the auditor checked is not counted: it is told as time passes, so it would leave a run no way to get on.
+    """
 
     def __init__(self, at: int) -> None:
         self.at = at
         self.count = 0
         for hook in HOOKS:
-            setattr(self, hook, self.happens)
+            if hook != "invariant_checked":
+                setattr(self, hook, self.happens)
 
     def happens(self, *_: object) -> None:
         """Count; the end comes before whatever this is about."""

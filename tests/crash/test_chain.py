@@ -21,7 +21,7 @@ SHORT = 8
 UNBROKEN = {("in_order", 1): 20}
 """Of these, by sampler and seed, a single run takes so many."""
 
-UNBROKEN_LONGEST = 360
+UNBROKEN_LONGEST = 450
 """Events until the latest kill there; enough to get on, and not so many that the run ends before."""
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +24,9 @@ from tests.integration.browser import CHROMIUM, ROOT
 pytestmark = [pytest.mark.distribution, pytest.mark.xdist_group("view-page"), pytest.mark.timeout(180)]
 
 PATIENCE_MS = 20_000
+GAP_SECONDS = 4.0
 UIDS = sorted(path.stem for path in (GENERATED / "dashboards").glob("*.json"))
-AWAY = ("502", "refused", "reset by peer", "does not answer", "gone", "closed")
+AWAY = ("502", "refused", "reset by peer", "does not answer", "gone", "closed", "started again")
 """What the page and the browser say while Prometheus is away."""
 
 EXPECTED_ERROR = "400 (Bad Request)"  # the browser's own line about the query that is wrong on purpose
@@ -65,13 +67,39 @@ class Scene:
         """Kill the first run, and resume it once Prometheus has missed it."""
         self.run.kill()
         self.run.wait(20)
-        asked = f"{self.base}/api/prometheus/query?query=quiesce_trainer_version%7Brun%3D%22one%22%7D"
-        for _ in range(200):
-            with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310 - our loopback
-                if not json.load(answer)["data"]["result"]:
-                    break
-            time.sleep(0.1)
+        self.until_answered(with_data=False)
+        time.sleep(GAP_SECONDS)  # long enough to be seen on the page: the time itself is what is tested
         self.run = self._start("page_run", "one", str(self.first), "resume")
+
+    def until_answered(self, *, with_data: bool) -> None:
+        """Wait until Prometheus answers, and has a sample of the first run now, or has none."""
+        asked = f"{self.base}/api/prometheus/query?query=quiesce_trainer_version%7Brun%3D%22one%22%7D"
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            try:
+                with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310 - our loopback
+                    if bool(json.load(answer)["data"]["result"]) == with_data:
+                        return
+            except urllib.error.HTTPError:
+                pass  # it is away
+            time.sleep(0.1)
+        raise AssertionError(f"no answer {'with' if with_data else 'without'} data within a minute")
+
+    def until_exemplars(self) -> None:
+        """Wait until both runs are scraped, and slots of the first one have exemplars."""
+        self.until_answered(with_data=True)
+        asked = f"{self.base}/api/prometheus/query_exemplars?query=quiesce_mutation_hold_seconds_bucket&start={{}}&end={{}}"
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            now = time.time()
+            with urllib.request.urlopen(asked.format(now - 300, now), timeout=10) as answer:  # noqa: S310 - our loopback
+                runs = {
+                    each["seriesLabels"]["run"] for each in json.load(answer)["data"] if each["exemplars"]
+                }
+            if runs == {"one", "two"}:
+                return
+            time.sleep(0.2)
+        raise AssertionError("no exemplars within a minute")
 
     def child(self, name: str, *, other_than: int = 0) -> int:
         """Return the process that the server started under a name; wait for it, should there be none yet."""
@@ -104,14 +132,14 @@ class Scene:
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """The scene, once for all tests: it is there when the page has drawn both runs."""
     expect.set_options(timeout=PATIENCE_MS)
-    if not CHROMIUM.exists():
-        pytest.skip("no browser: scripts/fetch_browser.sh fetches one")
+    subprocess.run(["scripts/fetch_browser.sh"], cwd=ROOT, check=True, timeout=600)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
         )
         made = Scene(tmp_path_factory.mktemp("view"), browser)
         try:
+            made.until_exemplars()
             yield made
         finally:
             made.close()
@@ -411,6 +439,7 @@ def test_prometheus_away_is_told_and_the_page_recovers_by_itself(visit: Visit) -
     visit.fresh()
 
 
+@pytest.mark.soak  # as the other that takes something away
 def test_a_prometheus_that_dies_is_there_again(visit: Visit) -> None:
     """The server starts another one on the same data, and the page draws on."""
     visit.go("#/d/mechanics?var-run=one&refresh=1s")
@@ -423,8 +452,10 @@ def test_a_prometheus_that_dies_is_there_again(visit: Visit) -> None:
     visit.fresh()
     visit.wait_drawn("Steps")
     assert visit.scene.child("prometheus", other_than=killed)
+    visit.scene.until_answered(with_data=True)  # the tests after this one find it as it was
 
 
+@pytest.mark.soak  # it takes the run away from the other tests
 def test_a_run_that_restarts_is_drawn_on_with_the_gap_left_open(visit: Visit) -> None:
     """After a kill and a resume the same run goes on as a second piece of line; nothing is drawn for the time between."""
     # A minute, so that there is a point for each second, and the seconds without a run are a gap.
@@ -434,9 +465,10 @@ def test_a_run_that_restarts_is_drawn_on_with_the_gap_left_open(visit: Visit) ->
     visit.until(
         """() => {
           const lines = document.querySelectorAll('.panel[data-title="Steps"] .scatterlayer path.js-line');
-          return lines.length === 1 && lines[0].getAttribute('d').split('M').length > 2;
+          return lines.length > 1 || (lines.length === 1 && lines[0].getAttribute('d').split('M').length > 2);
         }"""
     )
+    visit.scene.until_answered(with_data=True)  # the tests after this one find it as it was
 
 
 def test_a_drill_turns_the_badge_and_the_alert_panel_red(visit: Visit) -> None:
