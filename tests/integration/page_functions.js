@@ -1,11 +1,13 @@
 // Calls the page's pure functions; the expression is evaluated in the page by test_view_page.py.
 async () => {
-  const [u, t, i, v, f, s, x] = await Promise.all(['units', 'timerange', 'intervals', 'interpolate', 'frames', 'state', 'transforms']
+  const [u, t, i, v, f, s, x, p] = await Promise.all(['units', 'timerange', 'intervals', 'interpolate', 'frames', 'state', 'transforms', 'panel-timeseries']
     .map(name => import(`/page/${name}.js`)));
   const at = (width, pixels, scrape, more = {}) => { const r = i.timing({range: {from: 1.7e12, to: 1.7e12 + width}, pixels, scrapeMs: scrape, ...more}); return [r.step, r.rateInterval]; };
   const several = {value: ['a.b', 'c'], multi: true, includeAll: true};
   const matrix = [{metric: {k: 'x'}, values: [[1, '1'], [2, '2'], [5, '3']]}];
+  const bars = (y, mode) => ({custom: {drawStyle: 'bars', stacking: {mode}}, drawn: {x: [1, 2, 3], y}});
   return {
+    piled: p.piled([bars([1, null, 2], 'normal'), bars([3, 4, null], 'normal'), bars([9, 9, 9], 'none')]),
     units: [[0.000123, 's'], [90, 's'], [5400, 's'], [1234, 'short'], [0.12345, 'percentunit'], [1536, 'bytes'], [12.5, 'ops'], [0, 's'], [NaN, 's'], [7, 'none']]
       .map(([value, unit]) => u.format(value, unit)),
     ago: u.format(1e12 - 65e3, 'dateTimeFromNow', undefined, 1e12),

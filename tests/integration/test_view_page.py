@@ -511,6 +511,7 @@ def test_a_drill_turns_the_badge_and_the_alert_panel_red(visit: Visit) -> None:
 
 
 EXPECTED = r"""{
+  "piled": [4, 2, 4],
   "units": ["123 µs", "1.50 min", "1.50 hours", "1.23 K", "12.3%", "1.50 KiB", "12.5 ops/s", "0 s", "NaN", "7"],
   "ago": "1 min 5 s ago",
   "steps": [[2000, 4000], [15000, 60000], [120000, 135000], [30000, 120000]],

@@ -108,6 +108,16 @@ function tracesOf(series, stepMs) {
   return order.map((index) => traces[index]);
 }
 
+/** How high the bars of each time are that stand on each other. */
+export function piled(series) {
+  const totals = new Map();
+  for (const { custom, drawn } of series) {
+    if (custom.drawStyle !== "bars" || (custom.stacking?.mode ?? "none") === "none") continue;
+    drawn.y.forEach((value, index) => { if (value > 0) totals.set(+drawn.x[index], (totals.get(+drawn.x[index]) ?? 0) + value); });
+  }
+  return [...totals.values()];
+}
+
 function axisOf(series, height, extra = []) {
   const fields = series.map(({ field }) => field.config);
   const first = fields[0] ?? {};
@@ -116,6 +126,7 @@ function axisOf(series, height, extra = []) {
   const percent = series.some((each) => each.custom.stacking?.mode === "percent");
   let [low, high] = [Infinity, -Infinity];
   for (const { drawn } of series) for (const value of drawn.y) if (value !== null && Number.isFinite(value)) { if (value < low) low = value; if (value > high) high = value; }
+  for (const total of piled(series)) high = Math.max(high, total);
   for (const value of extra) if (value <= high * 1.5) high = Math.max(high, value);
   const most = Math.max(2, Math.floor(height / 38));
   const shown = percent ? "percentunit" : unit;
