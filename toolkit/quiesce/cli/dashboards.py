@@ -7,17 +7,13 @@ missing or left over, 2 when the dashboards cannot be made as asked for.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any, Final
 
-from quiesce.errors import ConfigError, ExtraMissingError
+from quiesce.cli.generated import EXIT_OK, EXIT_STALE, EXIT_UNUSABLE, Files, build_or_check
 
 __all__ = ["EXIT_OK", "EXIT_STALE", "EXIT_UNUSABLE", "add_parser", "main_dashboards"]
 
-EXIT_OK: Final = 0
-EXIT_STALE: Final = 1
-EXIT_UNUSABLE: Final = 2
 
 _ACTIONS: Final = {"build": "write the files", "check": "say which files are missing, stale or left over"}
 
@@ -49,25 +45,10 @@ def main_dashboards(args: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
-    try:
-        from quiesce_dashboards.dashboards import DIRECTORY, build, check
-        from quiesce_dashboards.objectives import AlertConfig
+    return build_or_check("dashboards", "missing, stale or left over", _files, args)
 
-        folder: Path = DIRECTORY if args.out is None else args.out
-        config = AlertConfig() if args.runbooks is None else AlertConfig(runbook_base_url=args.runbooks)
-        if args.action == "check":
-            stale = check(folder, config)
-            for name in stale:
-                print(f"quiesce dashboards: {folder / name} is missing, stale or left over", file=sys.stderr)
-            if not stale:
-                print(f"The dashboards in {folder} are current.")
-            return EXIT_STALE if stale else EXIT_OK
-        written = build(folder, config)
-    except (ConfigError, ExtraMissingError, OSError) as error:
-        print(f"quiesce dashboards: {error}", file=sys.stderr)
-        return EXIT_UNUSABLE
-    for path in written:
-        print(path)
-    if not written:
-        print(f"The dashboards in {folder} are current.")
-    return EXIT_OK
+
+def _files() -> Files:
+    from quiesce_dashboards.dashboards import DIRECTORY, build, check
+
+    return DIRECTORY, build, check

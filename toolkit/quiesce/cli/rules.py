@@ -7,17 +7,13 @@ missing one, 2 when the rules cannot be made as asked for.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any, Final
 
-from quiesce.errors import ConfigError, ExtraMissingError
+from quiesce.cli.generated import EXIT_OK, EXIT_STALE, EXIT_UNUSABLE, Files, build_or_check
 
 __all__ = ["EXIT_OK", "EXIT_STALE", "EXIT_UNUSABLE", "add_parser", "main_rules"]
 
-EXIT_OK: Final = 0
-EXIT_STALE: Final = 1
-EXIT_UNUSABLE: Final = 2
 
 _ACTIONS: Final = {"build": "write the files", "check": "say which files are missing or stale"}
 
@@ -49,25 +45,10 @@ def main_rules(args: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
-    from quiesce_dashboards.objectives import AlertConfig
+    return build_or_check("rules", "missing or stale", _files, args)
+
+
+def _files() -> Files:
     from quiesce_dashboards.rules import GENERATED, build, check
 
-    folder: Path = GENERATED if args.out is None else args.out
-    try:
-        config = AlertConfig() if args.runbooks is None else AlertConfig(runbook_base_url=args.runbooks)
-        if args.action == "check":
-            stale = check(folder, config)
-            for name in stale:
-                print(f"quiesce rules: {folder / name} is missing or stale", file=sys.stderr)
-            if not stale:
-                print(f"The rules in {folder} are current.")
-            return EXIT_STALE if stale else EXIT_OK
-        written = build(folder, config)
-    except (ConfigError, ExtraMissingError, OSError) as error:
-        print(f"quiesce rules: {error}", file=sys.stderr)
-        return EXIT_UNUSABLE
-    for path in written:
-        print(path)
-    if not written:
-        print(f"The rules in {folder} are current.")
-    return EXIT_OK
+    return GENERATED, build, check
