@@ -328,7 +328,7 @@ def test_an_exemplar_opens_its_trace_by_mouse_and_by_keyboard(visit: Visit) -> N
     visit.page.get_by_role("link", name="Back to the dashboard").click()
     visit.wait_drawn("Holds")
 
-    visit.panel("Holds").locator(".exemplar").last.click(force=True)
+    visit.panel("Holds").locator(".exemplar").last.click()
     expect(visit.page.locator(".span-bar").first).to_be_visible()
 
 

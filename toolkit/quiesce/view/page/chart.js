@@ -25,6 +25,7 @@ export class Chart {
     this.room = room;
     this.plot = h("div", { class: "plot" });
     this.line = h("div", { class: "cursor", hidden: true });
+    this.dots = new Map();
     this.over = h("div", { class: "over" });
     this.tip = h("div", { class: "tip", role: "status", hidden: true });
     this.box = h("div", { class: "chart", tabindex: "0", role: "group" }, this.plot, this.line, this.over, this.tip);
@@ -171,15 +172,27 @@ export class Chart {
   #overlay({ marks = [], exemplars = [], x }) {
     const flags = marks.filter((mark) => mark.time >= x.from && mark.time <= x.to).map((mark) =>
       h("span", { class: "mark", "aria-hidden": "true", style: { left: `${this.toPixel(mark.time)}px`, top: `${this.inner.top + this.inner.height - 8}px`, color: mark.colour } }, "▲"));
+    // A dot that is there stays the same element, so that a redraw takes nothing from under a pointer or a screen reader.
+    const known = this.dots;
+    this.dots = new Map();
     const dots = exemplars.map((each) => {
       const top = Math.max(this.inner.top, Math.min(this.inner.top + this.inner.height, this.toHeight(each.value)));
-      return h("a", { class: "exemplar", href: each.href, "aria-label": each.label, title: each.label, data: { traceId: each.traceId }, style: { left: `${this.toPixel(each.time)}px`, top: `${top}px`, "--dot": each.colour } });
+      const key = `${each.traceId} ${each.label}`;
+      const dot = known.get(key) ?? h("a", { class: "exemplar", data: { traceId: each.traceId } });
+      this.dots.set(key, dot);
+      dot.href = each.href;
+      dot.title = each.label;
+      dot.setAttribute("aria-label", each.label);
+      dot.style.left = `${this.toPixel(each.time)}px`;
+      dot.style.top = `${top}px`;
+      dot.style.setProperty("--dot", each.colour);
+      return dot;
     });
-    const focused = document.activeElement?.closest?.(".exemplar")?.dataset.traceId;
+    const focused = document.activeElement;
     const group = h("div", { class: "exemplars", role: "group", "aria-label": "exemplars" }, ...dots);
     this.over.replaceChildren(...flags, group);
     if (dots.length) roving(group, ".exemplar");
-    if (focused) dots.find((dot) => dot.dataset.traceId === focused)?.focus();
+    if (dots.includes(focused)) focused.focus();
   }
 
   /** Take everything away. */
