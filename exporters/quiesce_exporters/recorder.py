@@ -57,7 +57,7 @@ _INCARNATION_FILE: Final = "incarnation"
 _LOG: Final = logging.getLogger("quiesce.telemetry")
 _WRITER_BYTES: Final = 6
 _TRACE_DIGITS: Final = 32
-_SHARED: Final = 1_024
+_EVENT_FORMS: Final = 1_024
 _FORMS: Final = 256
 
 
@@ -307,6 +307,11 @@ _WRITE: Final[dict[type, Callable[[Any], str]]] = {
 """JSON of what attributes are."""
 
 
+def _literal(text: str) -> str:
+    """Return a text for a form that values are put into."""
+    return text.replace("%", "%%")
+
+
 _forms: dict[tuple[str, ...], str] = {}
 """JSON of attributes but for their values, by their names: few of them come with a name of their own."""
 
@@ -322,26 +327,28 @@ def _object(about: Mapping[str, AttributeValue]) -> str:
     if form is None:
         if len(_forms) >= _FORMS:
             _forms.clear()
-        said = ",".join(f"{_encode(str(name)).replace('%', '%%')}:%s" for name in names)
+        said = ",".join(f"{_literal(_encode(str(name)))}:%s" for name in names)
         form = _forms[names] = f"{{{said}}}"
     return form % values
 
 
-_shared: dict[int, tuple[object, str]] = {}
-"""JSON of what many events say, by the identity of the mapping, which is kept so that the identity stays its own."""
+_event_forms: dict[tuple[object, ...], tuple[tuple[object, ...], str]] = {}
+"""JSON of events but for their times, by their names and by the identities of what they say, which is kept so that the
+identities stay its own. Groups have lives that are alike, and moves that are alike share their attributes."""
 
 
 def _events(events: Iterable[SpanEvent]) -> str:
-    """Return JSON of events; changes of owner, which most are, share their attributes."""
-    told = []
-    for what, when, about in events:
-        known = _shared.get(id(about))
-        if known is None or known[0] is not about:
-            if len(_shared) >= _SHARED:
-                _shared.clear()
-            known = _shared[id(about)] = about, f",{_object(about)}]"
-        told.append(f"[{_text(what)},{when}{known[1]}")
-    return ",".join(told)
+    """Return JSON of events."""
+    whats, whens, abouts = zip(*events, strict=True)
+    key = whats, tuple(map(id, abouts))
+    known = _event_forms.get(key)
+    if known is None:
+        if len(_event_forms) >= _EVENT_FORMS:
+            _event_forms.clear()
+        said = zip(map(_text, whats), map(_object, abouts), strict=True)
+        form = ",".join(f"[{_literal(what)},%d,{_literal(about)}]" for what, about in said)
+        known = _event_forms[key] = abouts, form
+    return known[1] % whens
 
 
 def _span_line(span: FinishedSpan) -> bytes:

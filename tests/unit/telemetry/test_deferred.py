@@ -8,7 +8,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from quiesce.observers import Hub
 from quiesce.telemetry import deferred
 from quiesce.telemetry.collector import QuiesceCollector
-from quiesce.telemetry.deferred import MOST_WAITING, DeferredMetrics
+from quiesce.telemetry.deferred import DEFERRED_HOOKS, MOST_WAITING, DeferredMetrics
+from quiesce.telemetry.histogram import HistogramFamily
+from quiesce.telemetry.metrics import MetricsObserver
 
 
 def watched() -> tuple[Hub, DeferredMetrics]:
@@ -83,6 +85,63 @@ def test_what_cannot_be_counted_is_an_error_of_its_hook_and_costs_no_other() -> 
 
     assert hub.errors == {"owner_moved": 1}
     assert moved(metrics) == 1
+
+
+CALLS: dict[str, list[tuple[object, ...]]] = {
+    "owner_moved": [("a", "read", "ledger", ""), ("a", "ledger", "buffer", ""), ("b", "read", "ledger", "")],
+    "dataplane_operated": [
+        ("put", 1_500, 2, "completed"),
+        ("get", 10**9, 1, "failed"),
+        ("put", 7, 1, "completed"),
+    ],
+    "permit_granted": [("0", 1, 2_000), ("1", 2, 10**12)],
+    "reply_sent": [("0", 5_000), ("0", 70_000)],
+    "rollout_ended": [("a", 1, 5, "completed", 12), ("b", 1, 5, "failed", 3)],
+    "admission_waited": [(3_000,), (4_000,)],
+    "admission_committed": [("transactional", 8, 1, 8), ("fallback", 16, None, 8)],
+    "train_idled": [("groups", 10**9), ("sync", 500)],
+}
+WRONG: dict[str, tuple[object, ...]] = {
+    "owner_moved": ("c", "nowhere", "elsewhere", ""),
+    "dataplane_operated": ("juggle", 5, 1, "completed"),
+    "permit_granted": ("0", 3, None),
+    "reply_sent": ("0", "soon"),
+    "rollout_ended": ("c", 1, 5, "completed", None),
+    "admission_waited": ("soon",),
+    "admission_committed": ("by force", 8, 1, 8),
+    "train_idled": ("boredom", 5),
+}
+
+
+def numbers_of(metrics: MetricsObserver) -> dict[str, object]:
+    """Return everything that was counted, but for times of day."""
+    return {
+        name: {labels: child.numbers() for labels, child in family.children.items()}
+        if isinstance(family, HistogramFamily)
+        else {labels: repr(value) for labels, value in family.values.items()}
+        for name, family in metrics.families.items()
+        if "timestamp" not in name
+    }
+
+
+@pytest.mark.parametrize("hook", DEFERRED_HOOKS)
+@pytest.mark.parametrize("wrong", [False, True])
+def test_many_calls_at_once_count_as_each_for_itself_does(hook: str, wrong: bool) -> None:  # noqa: FBT001 - a parameter
+    """Also where one among them cannot be counted, which is an error once."""
+    first, *others = CALLS[hook]
+    calls = [first, *([WRONG[hook]] if wrong else []), *others]
+    plain = MetricsObserver()
+    for args in [first, *others]:
+        getattr(plain, hook)(*args)
+    hub, metrics = watched()
+
+    for args in calls:
+        hub.fire(hook, *args)
+    metrics.catch_up()
+
+    assert numbers_of(metrics) == numbers_of(plain)
+    assert metrics.seen == plain.seen
+    assert hub.errors == ({hook: 1} if wrong else {})
 
 
 def test_whoever_is_interrupted_while_counting_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -285,11 +286,7 @@ class Converter:
                 self._catch_up()
             head = self._recorder.position
             notes = self._observer.take(_NOTES)
-            for note in notes:
-                try:
-                    self._story.tell(note)
-                except Exception:  # noqa: BLE001 - a hook was given something odd; the rest goes on
-                    self._wrong("a note of %s could not be told", note.hook)
+            self._story.tell(notes, partial(self._wrong, "a note of %s could not be told"))
             self._told += len(notes)
             more = len(notes) == _NOTES
             if not more:

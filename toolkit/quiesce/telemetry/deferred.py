@@ -1,6 +1,6 @@
 """Counts what is reported often off the run's steps: a hook only says that it was called.
 
-Rule: a hook here makes one tuple and appends it; the observer's own method is called with it later, by whoever wants the
+Rule: a hook here appends its arguments to a queue of its own; they are counted later, many at once, by whoever wants the
 numbers first: the converter's thread now and then, a scrape before it reads them, or the hook itself once so many wait, so
 what waits is bounded where there is neither. A hook that runs once in a hundred milliseconds finds nothing of itself
 in the processor's caches, and counting then takes ten times as long as it does in a row of hundreds. Hooks that look at a
@@ -22,27 +22,42 @@ from quiesce.telemetry.slots import SlotBook
 
 __all__ = ["DEFERRED_HOOKS", "MOST_WAITING", "DeferredMetrics"]
 
-DEFERRED_HOOKS: Final = (
-    "owner_moved",
-    "dataplane_operated",
-    "permit_granted",
-    "reply_sent",
-    "rollout_ended",
-    "admission_waited",
-    "admission_committed",
-    "train_idled",
-)
-"""Hooks that only add up, and do so for each group, row or call."""
+DEFERRED_HOOKS: Final = {
+    "owner_moved": "owners_moved",
+    "dataplane_operated": "dataplane_operations",
+    "permit_granted": "permits_granted",
+    "reply_sent": "replies_sent",
+    "rollout_ended": "rollouts_ended",
+    "admission_waited": "",
+    "admission_committed": "",
+    "train_idled": "",
+}
+"""Hooks that only add up, and do so for each group, row or call; of each the method that counts many calls, if there is
+one, which counts all that it is given or raises."""
 
 _AFTER_OTHERS: Final = ("window_opened", "checkpoint_ended")
 """Hooks that look at what those have added up."""
 
 MOST_WAITING: Final = 1_024
-"""What may wait: a fifth of a millisecond's work."""
+"""Calls of one hook that may wait: a fifth of a millisecond's work."""
 
 _PATIENCE_SECONDS: Final = 0.2
 
-_Call = tuple[str, Callable[..., None], tuple[object, ...]]
+_Args = tuple[Any, ...]
+
+
+class _Queue:
+    """Calls of one hook that wait, and what counts them."""
+
+    __slots__ = ("calls", "hook", "many", "one")
+
+    def __init__(
+        self, hook: str, one: Callable[..., None], many: Callable[[list[_Args]], None] | None
+    ) -> None:
+        self.hook = hook
+        self.one = one
+        self.many = many
+        self.calls: deque[_Args] = deque()
 
 
 class DeferredMetrics(MetricsObserver):
@@ -65,39 +80,53 @@ class DeferredMetrics(MetricsObserver):
     ) -> None:
         super().__init__(clock=clock, monotonic=monotonic, book=book)
         self._raised = raised
-        self._waiting: deque[_Call] = deque()
+        self._queues = [
+            _Queue(hook, getattr(self, hook), getattr(self, many) if many else None)
+            for hook, many in DEFERRED_HOOKS.items()
+        ]
         self._counting = threading.Lock()
-        for hook in DEFERRED_HOOKS:
-            setattr(self, hook, self._later(hook, getattr(self, hook)))
+        for queue in self._queues:
+            setattr(self, queue.hook, self._later(queue.calls))
         for hook in _AFTER_OTHERS:
             setattr(self, hook, partial(self._after_others, getattr(self, hook)))
 
     def catch_up(self) -> None:
         """Count what waits; may be called from any thread."""
         # With a limit, because a signal may have interrupted, for good, whoever is counting.
-        if self._waiting and self._counting.acquire(timeout=_PATIENCE_SECONDS):
+        if self._counting.acquire(timeout=_PATIENCE_SECONDS):
             self._count()
 
     def _count(self) -> None:
         """Count what waits, and let go of the lock that the caller has taken."""
         try:
-            following = self._waiting.popleft
-            for _ in range(len(self._waiting)):
-                hook, method, args = following()
-                try:
-                    method(*args)
-                except HOOK_ERRORS as error:
-                    self._raised(hook, method, error)
+            for queue in self._queues:
+                following = queue.calls.popleft
+                calls = [following() for _ in range(len(queue.calls))]
+                if calls:
+                    self._count_calls(queue, calls)
         finally:
             self._counting.release()
 
-    def _later(self, hook: str, method: Callable[..., None]) -> Callable[..., None]:
-        waiting = self._waiting
-        add = waiting.append
+    def _count_calls(self, queue: _Queue, calls: list[_Args]) -> None:
+        if queue.many is not None:
+            try:
+                queue.many(calls)
+            except HOOK_ERRORS:
+                pass  # nothing was counted, and which one it was is found out below
+            else:
+                return
+        for args in calls:
+            try:
+                queue.one(*args)
+            except HOOK_ERRORS as error:
+                self._raised(queue.hook, queue.one, error)
+
+    def _later(self, calls: deque[_Args]) -> Callable[..., None]:
+        add = calls.append
 
         def note(*args: object) -> None:
-            add((hook, method, args))
-            if len(waiting) >= MOST_WAITING and self._counting.acquire(blocking=False):
+            add(args)
+            if len(calls) >= MOST_WAITING and self._counting.acquire(blocking=False):
                 self._count()
 
         return note

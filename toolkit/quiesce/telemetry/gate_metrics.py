@@ -37,7 +37,11 @@ class GateMetrics(Families):
 
     def permit_granted(self, worker: str, sequence: int, wait_ns: int) -> None:
         """Count a permit's wait."""
-        self._gate_wait.observe(wait_ns)
+        self.permits_granted([(worker, sequence, wait_ns)])
+
+    def permits_granted(self, calls: Sequence[tuple[str, int, int]]) -> None:
+        """Count the waits of permits."""
+        self._gate_wait.observe_all([wait_ns for _, _, wait_ns in calls])
 
     def gate_closed(self, worker: str, sequence: int, epoch: str, ns: int, outcome: str) -> None:
         """Count a close, whatever it came to."""
@@ -62,8 +66,12 @@ class GateMetrics(Families):
 
     def reply_sent(self, worker: str, ns: int) -> None:
         """Count an answer."""
+        self.replies_sent([(worker, ns)])
+
+    def replies_sent(self, calls: Sequence[tuple[str, int]]) -> None:
+        """Count answers."""
         self.seen.add("trainer_version")
-        self._reply.observe(ns)
+        self._reply.observe_all([ns for _, ns in calls])
 
     def tokens_reused(self, group_id: str, tokens: int) -> None:
         """Add up tokens that were not generated again."""

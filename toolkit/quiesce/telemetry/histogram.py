@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from itertools import accumulate
 from typing import Final
 
@@ -86,6 +87,14 @@ class Histogram:
         """Count a value, in observed units."""
         self.cells[self._start + bisect_left(self.bounds, value)] += 1
         self.cells[self._sum] += value
+
+    def observe_all(self, values: Collection[float]) -> None:
+        """Count many values, all of them or, where one is no number, none."""
+        total = sum(values)
+        bounds = self.bounds
+        for index, count in Counter([bisect_left(bounds, value) for value in values]).items():
+            self.cells[self._start + index] += count
+        self.cells[self._sum] += total
 
     def light(self, value: float, span: tuple[int, int], unix_ns: int, spacing_ns: int = 0) -> None:
         """Name a span whose value is in a bucket: the bucket's exemplar, until a later one comes.
@@ -184,6 +193,14 @@ class HistogramFamily:
             KeyError: If the catalogue does not know the labels.
         """
         self.children[labels].observe(value)
+
+    def observe_all(self, values: Collection[float], *labels: str) -> None:
+        """Count many values of one child.
+
+        Raises:
+            KeyError: If the catalogue does not know the labels.
+        """
+        self.children[labels].observe_all(values)
 
 
 class NumberFamily:

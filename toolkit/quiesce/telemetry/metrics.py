@@ -1,8 +1,8 @@
 """The observer that turns hooks into numbers.
 
-Rule: a slot's hook bumps plain lists and returns; everything rarer may bump a dict. Nothing is formatted,
-timed or locked here, and no object of a metrics library is touched: the collector does that when somebody
-scrapes. Nothing here suspends.
+Rule: a slot's hook bumps plain lists and returns; everything rarer may bump a dict. A hook that runs for each group or row
+has a sibling that counts many of its calls at once, for whoever has kept them. Nothing is formatted, timed or locked
+here, and no object of a metrics library is touched: the collector does that when somebody scrapes. Nothing here suspends.
 
 ``slot_opened`` is not implemented on purpose. ``slot_closed`` carries the wait as well, so one call per slot
 is enough; slots that still wait or are still held are seen in the barrier's own statistics.
@@ -11,7 +11,8 @@ is enough; slots that still wait or are still held are seen in the barrier's own
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from quiesce.telemetry import names
@@ -86,10 +87,22 @@ class MetricsObserver(CheckpointMetrics, GateMetrics):
 
     def owner_moved(self, group_id: str, source: str, target: str, reason: str) -> None:
         """Count a move."""
+        self.owners_moved([(group_id, source, target, reason)])
+
+    def owners_moved(self, calls: Sequence[tuple[str, str, str, str]]) -> None:
+        """Count moves, all of them or, where the catalogue does not know one, none."""
         self.seen.add("ledger")
-        self._moved.add(1, source, target)
-        if target == "buffer":
-            self._groups_done += 1
+        moves = Counter([(source, target) for _, source, target, _ in calls])
+        unknown = moves.keys() - self._moved.values.keys()
+        if unknown:
+            raise KeyError(*unknown)
+        done = 0
+        for labels, count in moves.items():
+            self._moved.add(count, *labels)
+            if labels[1] == "buffer":
+                done += count
+        if done:
+            self._groups_done += done
             self._note_risk()
 
     def admission_waited(self, ns: int) -> None:
@@ -104,8 +117,17 @@ class MetricsObserver(CheckpointMetrics, GateMetrics):
 
     def dataplane_operated(self, op: str, ns: int, rows: int, outcome: str) -> None:
         """Count an operation."""
+        self.dataplane_operations([(op, ns, rows, outcome)])
+
+    def dataplane_operations(self, calls: Sequence[tuple[str, int, int, str]]) -> None:
+        """Count operations, all of them or, where the catalogue does not know one, none."""
         self.seen.add("dataplane")
-        self._dataplane_op.observe(ns, op)
+        by_op: dict[str, list[int]] = {}
+        for op, ns, _, _ in calls:
+            by_op.setdefault(op, []).append(ns)
+        found = [(self._dataplane_op.children[op,], took) for op, took in by_op.items()]
+        for histogram, took in found:
+            histogram.observe_all(took)
 
     # ------------------------------------------------------------------------------------------- invariants
 
@@ -171,8 +193,12 @@ class MetricsObserver(CheckpointMetrics, GateMetrics):
 
     def rollout_ended(self, group_id: str, attempt: int, ns: int, outcome: str, tokens: int) -> None:
         """Add up generated tokens."""
+        self.rollouts_ended([(group_id, attempt, ns, outcome, tokens)])
+
+    def rollouts_ended(self, calls: Sequence[tuple[str, int, int, str, int]]) -> None:
+        """Add up the generated tokens of rollouts."""
         self.seen.add("trainer_version")
-        self._tokens.add(tokens)
+        self._tokens.add(sum([tokens for *_, tokens in calls]))
 
     def run_state_changed(self, state: str) -> None:
         """Keep the state."""

@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from quiesce.telemetry.slots import SlotRecorder
     from quiesce.telemetry.tracing import Identities
 
-__all__ = ["NOTED_HOOKS", "NOTES", "Note", "SpanObserver"]
+__all__ = ["NOTED_HOOKS", "NOTES", "Note", "RawNote", "SpanObserver"]
 
 NOTES: Final = 1 << 15
 """Notes that may wait for the converter."""
@@ -69,11 +68,8 @@ class Note(NamedTuple):
     context: object
 
 
-RawNote = tuple[str, tuple[object, ...], int, int, object]
-
-
-# The named constructor is written in Python, and costs more.
-_note: Final = partial(tuple.__new__, Note)
+RawNote = tuple[str, tuple[Any, ...], int, int, object]
+"""A note that waits."""
 
 
 class SpanObserver:
@@ -142,7 +138,7 @@ class SpanObserver:
         """Notes that nobody has taken yet."""
         return len(self._notes)
 
-    def take(self, limit: int) -> list[Note]:
+    def take(self, limit: int) -> list[RawNote]:
         """Take the oldest notes, so many at most; for one thread at a time."""
         next_note = self._notes.popleft
-        return [_note(next_note()) for _ in range(min(limit, len(self._notes)))]
+        return [next_note() for _ in range(min(limit, len(self._notes)))]

@@ -28,16 +28,16 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from quiesce.telemetry import names
 from quiesce.telemetry.span_names import STEP_NUMBERS
-from quiesce.telemetry.spans import NOTED_HOOKS
+from quiesce.telemetry.spans import NOTED_HOOKS, Note, RawNote
 from quiesce.telemetry.tracing import Parent, SpanHandle, parent_in
 
 if TYPE_CHECKING:
     from quiesce.telemetry.finished import AttributeValue, Link, SpanEvent
-    from quiesce.telemetry.spans import Note
     from quiesce.telemetry.tracing import Identities, Tracing
 
 __all__ = ["Story", "Told"]
@@ -51,7 +51,12 @@ _ROLLOUTS: Final = 16_384
 _DELAYERS: Final = 1_024
 _LINKS: Final = 64
 _MOVES: Final = 256
+_ENDS: Final = frozenset({"trained", "dropped"})
+_MOVED: Final = "owner moved"
 _GATE_OUTCOMES: Final = {"closed": "completed", "superseded": "cancelled"}
+
+# A named tuple's own constructor is written in Python, and costs more.
+_note: Final[Callable[[RawNote], Note]] = partial(tuple.__new__, Note)
 
 Attributes = dict[str, "AttributeValue"]
 Told = tuple[str, tuple[str, ...], int, SpanHandle, int]
@@ -125,11 +130,25 @@ class Story:
 
     # --------------------------------------------------------------------------------------------- slots ask
 
-    def tell(self, note: Note) -> None:
-        """Go on with one note; of a kind that is not known, nothing is told."""
-        method = self._tellers.get(note[0])
-        if method is not None:
-            method(note, *note[1])
+    def tell(self, notes: Iterable[RawNote], wrong: Callable[[str], None]) -> None:
+        """Go on with notes; of a kind that is not known, nothing is told.
+
+        Args:
+            notes: In the order in which they were made.
+            wrong: Called with the hook of a note that cannot be told, while its error is handled; the others are.
+        """
+        groups, moves, tellers, offset = self._groups, self._moves, self._tellers, self._unix(0)
+        for note in notes:
+            hook, args, at_ns, _, _ = note
+            try:
+                # Most notes are of a group that goes from one owner to the next, so this is spelled out.
+                if hook == "owner_moved" and args[2] not in _ENDS and args[0] in groups:
+                    about = moves.get(args[1:]) or self._move(*args[1:])
+                    groups[args[0]].events.append((_MOVED, at_ns + offset, about))
+                elif (method := tellers.get(hook)) is not None:
+                    method(_note(note), *args)
+            except Exception:  # noqa: BLE001 - a hook was given something odd; the rest goes on
+                wrong(hook)
 
     def overlapped(self, opened_ns: int, ended_ns: int) -> bool:
         """Say whether a window asked while a slot was open."""
@@ -423,8 +442,8 @@ class Story:
     def _owner_moved(self, note: Note, group_id: str, source: str, target: str, reason: str) -> None:
         group = self._groups.get(group_id) or self._group(note, group_id, source)
         about = self._moves.get((source, target, reason)) or self._move(source, target, reason)
-        group.events.append(("owner moved", self._unix(note.at_ns), about))
-        if target not in {"trained", "dropped"}:
+        group.events.append((_MOVED, self._unix(note.at_ns), about))
+        if target not in _ENDS:
             return
         del self._groups[group_id]
         outcome = "completed"
