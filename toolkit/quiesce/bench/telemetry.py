@@ -72,7 +72,7 @@ class _Plan:
     warm_up: int
 
 
-_FULL: Final = _Plan(200, 1000, 200, (1_000, _FAST), 3, 3.0, 4, 40, 40)
+_FULL: Final = _Plan(200, 1000, 200, (1_000, _FAST), 3, 3.0, 4, 120, 40)
 _QUICK: Final = _Plan(8, 200, 50, (_FAST,), 1, 0.3, 0, 0, 0)
 
 
