@@ -9,4 +9,4 @@ from quiesce.cli.dashboards import main_dashboards
 
 if __name__ == "__main__":
     action = "check" if "--check" in sys.argv[1:] else "build"
-    sys.exit(main_dashboards(argparse.Namespace(action=action, out=None, runbooks=None)))
+    sys.exit(main_dashboards(argparse.Namespace(action=action, out=None, config=None, runbooks=None)))

@@ -9,4 +9,4 @@ from quiesce.cli.rules import main_rules
 
 if __name__ == "__main__":
     action = "check" if "--check" in sys.argv[1:] else "build"
-    sys.exit(main_rules(argparse.Namespace(action=action, out=None, runbooks=None)))
+    sys.exit(main_rules(argparse.Namespace(action=action, out=None, config=None, runbooks=None)))

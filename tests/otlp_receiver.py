@@ -26,6 +26,13 @@ REQUESTS: dict[str, Any] = {
 }
 
 
+def spans_of(request: Any) -> list[Any]:  # noqa: ANN401 - protobuf's messages are not typed
+    """Return the span messages of a request for traces."""
+    return [
+        span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans
+    ]
+
+
 class Received:
     """What arrived, and how to answer.
 
@@ -36,6 +43,8 @@ class Received:
         rejected: How many spans or points to report as rejected.
         hold: While it is cleared, nobody is answered.
         endless: Answer byte after byte, for ever.
+        keep: Keep requests; a test of what is left behind has them counted only.
+        arrived: How many spans have arrived.
     """
 
     def __init__(self) -> None:
@@ -46,14 +55,19 @@ class Received:
         self.hold = threading.Event()
         self.hold.set()
         self.endless = False
+        self.keep = True
+        self.arrived = 0
         self.over = threading.Event()
         self._changed = threading.Condition()
 
     def take(self, signal: str, message: object, headers: dict[str, str]) -> None:
         """Keep a request, then wait until it may be answered."""
         with self._changed:
-            self.requests.append((signal, message))
-            self.headers.append(headers)
+            if signal == "traces":
+                self.arrived += len(spans_of(message))
+            if self.keep:
+                self.requests.append((signal, message))
+                self.headers.append(headers)
             self._changed.notify_all()
         self.hold.wait()
 
@@ -68,9 +82,7 @@ class Received:
             span
             for signal, request in list(self.requests)
             if signal == "traces"
-            for resource in request.resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
+            for span in spans_of(request)
         ]
 
     def metrics(self) -> dict[str, Any]:

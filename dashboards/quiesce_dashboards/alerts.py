@@ -8,7 +8,7 @@ empty between two saves; a violation is the first value that its counter ever ha
 violations are told by their time, breaches by an ``increase`` over hours, and what goes on right now by its age.
 
 Texts have the fields ``{run}``, ``{role}``, ``{instance}``, ``{kind}``, ``{phase}``, ``{worker}``, ``{path}``,
-``{what}``, ``{invariant}`` and ``{value}``; each alert only those that its expression leaves it.
+``{what}``, ``{invariant}``, ``{sink}`` and ``{value}``; each alert only those that its expression leaves it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 from quiesce.invariants.violation import Severity
 from quiesce.telemetry import names
-from quiesce_dashboards.objectives import AlertConfig
+from quiesce_dashboards.objectives import AlertConfig, duration
 from quiesce_dashboards.queries import UP, grew, matching, series, sum_by
 
 __all__ = ["INVARIANT_ALERTS", "OTHER_INVARIANT", "SOURCE", "Alert", "alert_of", "alerts"]
@@ -92,12 +92,15 @@ class Alert:
         }[self.value]
         fields.setdefault("instance", _INSTANCES)
         fields.setdefault("kind", _BLAMED)
+        fields["sink"] = f"{{{{ with $labels.sink }}}}{_AT_SINK}{{{{ . }}}}{{{{ end }}}}"
         return self._texts(fields)
 
     def texts(self, fields: Mapping[str, str]) -> dict[str, str]:
         """Return the annotations with these values of the fields; an unknown one is left out as ``?``."""
         known = dict.fromkeys(("value", "kind", *names.CONSTANT_LABELS, *self.labels, "instance"), "?")
-        return self._texts({**known, **fields})
+        return self._texts(
+            {**known, **fields, "sink": f"{_AT_SINK}{fields['sink']}" if "sink" in fields else ""}
+        )
 
     def _texts(self, fields: Mapping[str, str]) -> dict[str, str]:
         return {
@@ -106,6 +109,9 @@ class Alert:
             "runbook_url": self.runbook,
         }
 
+
+_AT_SINK: Final = " at the exporter "
+"""What stands before an exporter's name, where one is to blame."""
 
 _INSTANCES: Final = (
     '{{ range query (printf "quiesce_run_started_timestamp_seconds{run=%q}" $labels.run) }}'
@@ -235,9 +241,11 @@ _VIOLATIONS: Final[Mapping[str, tuple[Severity, str, str]]] = {
 def _violated(config: AlertConfig, name: str, severity: Severity, wrong: str, description: str) -> Alert:
     found = tuple(invariant for invariant, alert in INVARIANT_ALERTS.items() if alert == name)
     metric = names.INVARIANT_LAST_VIOLATION
-    last = (
+    told = (
         series(metric, invariant=found) if found else series(metric, without={"invariant": names.INVARIANTS})
     )
+    # A run that stops at what it found takes its series along: what it said last counts for as long as it is shown.
+    last = f"last_over_time({told}[{duration(config.violation_seconds)}])"
     return Alert(
         name=name,
         severity=severity,
@@ -255,19 +263,14 @@ def _violated(config: AlertConfig, name: str, severity: Severity, wrong: str, de
 
 def _checkpoint_failing(config: AlertConfig) -> Alert:
     name = "QuiesceCheckpointFailing"
-    failed = sum_by(SOURCE, series(names.CHECKPOINT_ATTEMPTS, outcome=("failed", "refused")))
-    began = sum_by(SOURCE, series(names.CHECKPOINT_PHASE_STARTED), function="max")
-    saved = sum_by(SOURCE, series(names.CHECKPOINT_LAST_SUCCESS), function="max")
-    now = sum_by(SOURCE, series(names.CHECKPOINT_PHASE), function="max")
     return Alert(
         name=name,
         severity="critical",
-        # An attempt began after the last success and is over; in a process that saw one fail.
-        expression=f"{failed} > 0\nand {began} > {saved}\nand {now} == 0",
+        expression=f"{series(names.CHECKPOINT_FAILURES)} > 0",
         summary="Run {run}: the last attempt to save failed",
         description=(
             "On {instance} ({role}) an attempt to save failed or was refused, and none has been published since "
-            "({value} such attempts in this process). A crash now goes back to the checkpoint before. Next: "
+            "(attempts in a row: {value}). A crash now goes back to the checkpoint before. Next: "
             "read event checkpoint.not_published in log.jsonl for the reason; the kind of slots that "
             "windows waited for most is {kind}."
         ),
@@ -485,35 +488,51 @@ def _admission_fallback(config: AlertConfig) -> Alert:
 
 def _telemetry_dropping(config: AlertConfig) -> Alert:
     name = "QuiesceTelemetryDropping"
-    spans = grew(
-        series(names.TELEMETRY_SPANS, fate=("dropped", "failed")), SOURCE, "1h", config.lost_spans + 0.5
+    many = config.lost_spans + 0.5
+    # Another exporter that takes a span does not make up for one that does not, so each is counted by itself.
+    sinks = series(names.TELEMETRY_SINK_SPANS, fate=("dropped", "failed"))
+    parts = (
+        grew(sinks, (*SOURCE, "sink"), "1h", many),
+        grew(series(names.TELEMETRY_SPANS, fate="dropped"), SOURCE, "1h", many),
+        grew(series(names.OBSERVER_ERRORS), SOURCE, "1h", 0),
     )
-    hooks = grew(series(names.OBSERVER_ERRORS), SOURCE, "1h", 0)
     return Alert(
         name=name,
         severity="warning",
-        expression=f"{spans}\nor\n{hooks}",
+        expression="\nor\n".join(parts),
         summary="Run {run}: telemetry loses what it should show",
         description=(
-            "On {instance} ({role}) spans were lost or hooks raised, {value} in the last hour. Training is not "
-            "affected, but what you see is not all there is. Next: compare quiesce_telemetry_spans_total by fate with "
-            "quiesce_telemetry_observer_errors_total; log.jsonl names the exporter or the hook, once each."
+            "On {instance} ({role}) spans were lost or hooks raised{sink}: {value} in the last hour. Training is not "
+            "affected, but what you see is not all there is. Next: compare quiesce_telemetry_sink_spans_total by sink and "
+            "fate with quiesce_telemetry_observer_errors_total; log.jsonl names the exporter or the hook, once each."
         ),
         runbook=config.runbook(name),
         value="count",
+        labels=(*SOURCE, "sink"),
         keep_seconds=300,
     )
 
 
+_REMEMBERED: Final = "6h"
+"""How long a process that does not answer is known for. It is long past a night's first look; then the alert ends."""
+
+
 def _run_down(config: AlertConfig) -> Alert:
     name = "QuiesceRunDown"
-    seen = f"last_over_time({series(names.RUN_STARTED)}[15m])"
-    finished = f"last_over_time({series(names.RUN_STATE, state='finished')}[15m]) == 1"
+    began = f"last_over_time({series(names.RUN_STARTED)}[{_REMEMBERED}])"
+    finished = f"last_over_time({series(names.RUN_STATE, state='finished')}[{_REMEMBERED}]) == 1"
+    # When it answered last: to the minute; of one that did not live for as long, when it began.
+    answered = f"max_over_time(timestamp({series(names.RUN_STARTED)})[{_REMEMBERED}:1m]) or {began}"
+    newest = sum_by(("run", "role"), began, function="max")
     return Alert(
         name=name,
         severity="warning",
+        # A process that was killed leaves its target behind. One that began after it went on with the run, on another
+        # port; one that was there all along is another rank, and stands for nobody but itself.
         expression=(
-            f"{seen}\nand {matching(('instance', 'job'))} ({UP} == 0)\nunless {matching(SOURCE)} ({finished})"
+            f"{began}\nand {matching(('instance', 'job'))} ({UP} == 0)\n"
+            f"unless {matching(SOURCE)} ({finished})\n"
+            f"unless {matching(SOURCE)} (({answered}) < {matching(('run', 'role'))} group_left () {newest})"
         ),
         summary="Run {run} is down",
         description=(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quiesce.telemetry import names
-from quiesce_dashboards.objectives import AlertConfig
+from quiesce_dashboards.objectives import AlertConfig, duration
 from quiesce_dashboards.panels import (
     BAD,
     GOOD,
@@ -17,7 +17,7 @@ from quiesce_dashboards.panels import (
     number,
     states,
 )
-from quiesce_dashboards.queries import picked, quantile, sum_by
+from quiesce_dashboards.queries import came, picked, quantile, sum_by
 
 __all__ = ["gate"]
 
@@ -40,17 +40,21 @@ def gate(config: AlertConfig) -> list[Section]:
 
 
 def _now(config: AlertConfig) -> list[tuple[int, int, object]]:
+    long = duration(config.gate_closed_seconds)
     return [
         (
             4,
             4,
             number(
                 "Gates closed",
-                "Snapshot gates that are closed for a checkpoint. Good: 0 but for the moment of a window. One that stays "
-                f"closed for {config.gate_closed_seconds:g} s raises QuiesceGateClosedTooLong.",
-                Ask(sum_by([], picked(names.GATE_CLOSED))),
+                "Snapshot gates that were closed at every scrape of the last "
+                f"{config.gate_closed_seconds:g} s. Good: none. The alert QuiesceGateClosedTooLong stands for one that is. "
+                "A gate that is closed for the moment of a window is not seen here.",
+                Ask(sum_by([], f"min_over_time({picked(names.GATE_CLOSED)}[{long}])")),
                 unit="none",
                 decimals=0,
+                mappings=mapped({0: ("none", GOOD)}),
+                steps=((None, GOOD), (0.5, BAD)),
             ),
         ),
         (
@@ -107,6 +111,7 @@ def _now(config: AlertConfig) -> list[tuple[int, int, object]]:
                 "Used share of the data plane's map. Good: level, below a half: a map that is full refuses rows.",
                 Ask(sum_by([], picked(names.DATAPLANE_MAP_USED), function="max")),
                 unit="percentunit",
+                decimals=1,
                 steps=above(0.7, 0.9),
                 empty="no map",
             ),
@@ -121,8 +126,8 @@ def _gates() -> list[tuple[int, int, object]]:
             8,
             states(
                 "Closed gates, by worker",
-                "When each worker's gate was closed. Good: thin marks at each window, all at once. A mark that goes on is "
-                "a worker that was not reopened, or that does not answer.",
+                "Whether each worker's gate was closed whenever it was scraped. Good: hardly a mark, for a window is over "
+                "between two scrapes. A mark that goes on is a worker that was not reopened, or that does not answer.",
                 Ask(sum_by(["worker"], picked(names.GATE_CLOSED), function="max"), "{{worker}}"),
                 mappings=mapped({0: ("open", GOOD), 1: ("closed", NEUTRAL)}),
                 empty="no snapshot gate",
@@ -158,7 +163,8 @@ def _gates() -> list[tuple[int, int, object]]:
             8,
             lines(
                 "Closing a gate",
-                "How long gates took to close: until no permit was out. Good: one clear at most.",
+                "How long gates took to close: until no permit was out. Good: one clear at most. "
+                "Empty: no gate was closed in this range.",
                 Ask(quantile(0.5, names.GATE_CLOSE), "median"),
                 Ask(quantile(0.99, names.GATE_CLOSE), "p99"),
                 unit="s",
@@ -171,9 +177,9 @@ def _gates() -> list[tuple[int, int, object]]:
             heat(
                 "Reply latency",
                 "How many calls were answered how long after their last token. Good: one band, at the time of one put: "
-                "a clear is never in the way of a reply.",
+                "a clear is never in the way of a reply. Empty: no call was answered in this range.",
                 Ask(
-                    sum_by(["le"], f"increase({picked(names.REPLY_SECONDS, '_bucket')}[{_GREW}])"),
+                    came(picked(names.REPLY_SECONDS, "_bucket"), ["le"]),
                     "{{le}}",
                     heatmap=True,
                 ),
@@ -230,7 +236,7 @@ def _cleanup(config: AlertConfig) -> list[tuple[int, int, object]]:
                 "Keys cleared a second",
                 "Rows that are cleared. Good: as many as are put, over time.",
                 Ask(sum_by([], f"rate({picked(names.CLEANUP_KEYS)}[{_GREW}])"), "keys"),
-                unit="ops",
+                unit="suffix:keys/s",
                 named=("keys",),
             ),
         ),
@@ -240,7 +246,7 @@ def _cleanup(config: AlertConfig) -> list[tuple[int, int, object]]:
             lines(
                 "Failed clears",
                 "Tries to clear a batch that failed. Good: none. Keys of a failed try are tried again, and swept at last.",
-                Ask(sum_by([], f"increase({picked(names.CLEANUP_FAILURES)}[{_GREW}])"), "failed tries"),
+                Ask(came(picked(names.CLEANUP_FAILURES), []), "failed tries"),
                 bars=True,
                 named=("failed tries",),
             ),

@@ -18,7 +18,7 @@ from quiesce_dashboards.panels import (
     states,
     table,
 )
-from quiesce_dashboards.queries import matching, picked, quantile, sum_by
+from quiesce_dashboards.queries import came, matching, picked, quantile, sum_by
 from quiesce_dashboards.shared import firing_alerts, open_violations, violated
 
 __all__ = ["ownership"]
@@ -50,11 +50,16 @@ def _holds(config: AlertConfig) -> list[tuple[int, int, object]]:
     stamped = sum_by([], picked(names.TARGET_STEP_MAX), function="max")
     active = sum_by(["invariant"], picked(names.INVARIANT_ACTIVE), function="max")
     broken = sum_by(["invariant"], violated(config), function="max")
-    last = sum_by(["invariant"], picked(names.INVARIANT_LAST_VIOLATION), function="max")
-    violations = sum_by(["invariant"], picked(names.INVARIANT_VIOLATIONS))
-    checks = sum_by(["invariant"], picked(names.INVARIANT_CHECKS))
+    last, violations, checks = (
+        sum_by(["invariant"], f"max_over_time({picked(metric)}[{_WHOLE}])", function=function)
+        for metric, function in (
+            (names.INVARIANT_LAST_VIOLATION, "max"),
+            (names.INVARIANT_VIOLATIONS, "sum"),
+            (names.INVARIANT_CHECKS, "sum"),
+        )
+    )
     return [
-        (4, 5, open_violations(config)),
+        (4, 5, open_violations(config, linked=False)),
         (
             4,
             5,
@@ -108,8 +113,9 @@ def _holds(config: AlertConfig) -> list[tuple[int, int, object]]:
             11,
             table(
                 "Violations",
-                "Each invariant that was ever violated in this run: how often, when last, and how often it was checked. "
-                "Good: no row. The records with their evidence are in violations.jsonl of the run folder.",
+                "Each invariant that was violated in this run, as far as the range shows: how often, when last, and how "
+                "often it was checked, by its processes together. Good: no row. The records with their evidence are in "
+                "violations.jsonl of the run folder; `quiesce view` shows them, and `quiesce violations` closes them.",
                 Ask(f"({last} > 0) * 1000", table=True),
                 Ask(f"{violations} and {matching(['invariant'])} ({last} > 0)", table=True),
                 Ask(f"{checks} and {matching(['invariant'])} ({last} > 0)", table=True),
@@ -207,7 +213,7 @@ def _cursor() -> list[tuple[int, int, object]]:
                 "Batches that the sampler admitted, by path. Good: transactional. fallback is a custom sampler that "
                 "waits at its gate inside a slot, so that checkpoints wait for it.",
                 Ask(
-                    sum_by(["path"], f"increase({picked(names.ADMISSION_COMMITS)}[{_GREW}])"),
+                    came(picked(names.ADMISSION_COMMITS), ["path"]),
                     "{{path}}",
                 ),
                 bars=True,
@@ -221,7 +227,7 @@ def _cursor() -> list[tuple[int, int, object]]:
             lines(
                 "Wait at the sampler's gate",
                 "How long batches waited until the sampler admitted them. Good: about a step: the trainer sets the pace. "
-                "Near 0: rollouts are what training waits for.",
+                "Near 0: rollouts are what training waits for. Empty: nothing was admitted in this range.",
                 Ask(quantile(0.5, names.ADMISSION_WAIT), "median"),
                 Ask(quantile(0.95, names.ADMISSION_WAIT), "p95"),
                 unit="s",
@@ -234,7 +240,7 @@ def _cursor() -> list[tuple[int, int, object]]:
 def _moves() -> list[tuple[int, int, object]]:
     moved = sum_by(["from", "to"], f"rate({picked(names.GROUPS_MOVED)}[{_GREW}])")
     total = sum_by(["from", "to"], f"increase({picked(names.GROUPS_MOVED)}[{_WHOLE}])")
-    dropped = sum_by(["reason"], f"increase({picked(names.PROMPTS_DROPPED)}[{_GREW}])")
+    dropped = came(picked(names.PROMPTS_DROPPED), ["reason"])
     return [
         (
             12,
@@ -244,7 +250,7 @@ def _moves() -> list[tuple[int, int, object]]:
                 "Groups that go from one owner to the next. Good: read to ledger, ledger to buffer, buffer to training "
                 "and training to trained at the same pace.",
                 Ask(f"{moved} > 0", "{{from}} to {{to}}"),
-                unit="ops",
+                unit="suffix:groups/s",
             ),
         ),
         (

@@ -6,7 +6,7 @@ from quiesce.barrier import KINDS
 from quiesce.telemetry import names
 from quiesce_dashboards.objectives import AlertConfig
 from quiesce_dashboards.panels import BAD, GOOD, WARN, Ask, Column, Section, heat, lines, number, table
-from quiesce_dashboards.queries import picked, quantile, sum_by
+from quiesce_dashboards.queries import came, picked, quantile, sum_by
 
 __all__ = ["slots"]
 
@@ -40,7 +40,7 @@ def _now(config: AlertConfig) -> list[tuple[int, int, object]]:
                 "Mutation slots that end each second, of all kinds. Good: level while training goes on; 0 means that "
                 "nothing changes state.",
                 Ask(rate),
-                unit="ops",
+                unit="suffix:slots/s",
                 graph=True,
             ),
         ),
@@ -116,7 +116,7 @@ def _kinds() -> list[tuple[int, int, object]]:
                 "How often each kind of slot is taken. Good: kinds keep their proportions. A kind that stops is a loop "
                 "that stands still.",
                 Ask(sum_by(["kind"], f"rate({picked(names.MUTATION_SECTIONS)}[{_GREW}])"), "{{kind}}"),
-                unit="ops",
+                unit="suffix:slots/s",
                 named=KINDS,
             ),
         ),
@@ -182,7 +182,7 @@ def _lengths() -> list[tuple[int, int, object]]:
                 "How many slots were held for how long. Good: one dark band; a second band far above is a slot that "
                 "awaits something slow while it is held.",
                 Ask(
-                    sum_by(["le"], f"increase({hold}[{_GREW}])"),
+                    came(hold, ["le"]),
                     "{{le}}",
                     exemplar=True,
                     heatmap=True,
@@ -197,7 +197,7 @@ def _lengths() -> list[tuple[int, int, object]]:
                 "How many slots waited for how long. Good: nearly all in the lowest bucket, the rest about as long as a "
                 "window.",
                 Ask(
-                    sum_by(["le"], f"increase({wait}[{_GREW}])"),
+                    came(wait, ["le"]),
                     "{{le}}",
                     exemplar=True,
                     heatmap=True,
@@ -266,10 +266,7 @@ def _trouble() -> list[tuple[int, int, object]]:
                 "work and the end of a "
                 "run. Cancelled is no error: it says that somebody gave up.",
                 Ask(
-                    sum_by(
-                        ["outcome"],
-                        f"increase({picked(names.MUTATION_SECTIONS, outcome=('failed', 'cancelled'))}[{_GREW}])",
-                    ),
+                    came(picked(names.MUTATION_SECTIONS, outcome=("failed", "cancelled")), ["outcome"]),
                     "{{outcome}}",
                 ),
                 bars=True,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from quiesce.telemetry import names
 from quiesce_dashboards.objectives import AlertConfig
-from quiesce_dashboards.panels import BAD, GOOD, Ask, Column, Section, heat, lines, number, table
-from quiesce_dashboards.queries import picked, quantile, sum_by
+from quiesce_dashboards.panels import BAD, GOOD, Ask, Column, Section, heat, lines, mapped, number, table
+from quiesce_dashboards.queries import came, newest, picked, quantile, sum_by
 from quiesce_dashboards.shared import open_violations, run_state
 
 __all__ = ["training"]
@@ -90,7 +90,7 @@ def _run(config: AlertConfig) -> list[tuple[int, int, object]]:
                 Ask(
                     sum_by(
                         ["instance", "role", "sampler", "dataplane", "engine", "version"],
-                        picked(names.RUN_INFO),
+                        newest(picked(names.RUN_INFO), ["job", "instance", "role"]),
                         function="max",
                     ),
                     table=True,
@@ -141,7 +141,8 @@ def _learning() -> list[tuple[int, int, object]]:
             8,
             lines(
                 "KL divergence",
-                "How far the policy has gone from its reference, where that is computed. Good: small, level.",
+                "How far the policy has gone from its reference, where that is computed. Good: small, level. "
+                "Empty: this run does not compute it.",
                 Ask(sum_by([], picked(names.TRAIN_KL), function="avg"), "KL"),
                 unit="none",
                 stepped=True,
@@ -155,9 +156,9 @@ def _learning() -> list[tuple[int, int, object]]:
             heat(
                 "Staleness",
                 "Trainer versions between a group's admission and its training, mean of each step. Good: one band at the "
-                "lookahead of the sampler or below.",
+                "lookahead of the sampler or below. Empty: no step was trained in this range.",
                 Ask(
-                    sum_by(["le"], f"increase({picked(names.STALENESS, '_bucket')}[{_GREW}])"),
+                    came(picked(names.STALENESS, "_bucket"), ["le"]),
                     "{{le}}",
                     heatmap=True,
                 ),
@@ -171,7 +172,7 @@ def _learning() -> list[tuple[int, int, object]]:
                 "Groups trained",
                 "Prompt groups that steps trained, each second. Good: level, at the pace of the trainer.",
                 Ask(sum_by([], f"rate({picked(names.GROUPS_TRAINED)}[{_GREW}])"), "groups"),
-                unit="ops",
+                unit="suffix:groups/s",
                 named=("groups",),
             ),
         ),
@@ -185,7 +186,8 @@ def _pace() -> list[tuple[int, int, object]]:
             8,
             lines(
                 "Trainer steps",
-                "How long steps took. Good: level. The dots are steps whose trace was kept; they open it.",
+                "How long steps took. Good: level. The dots are steps whose trace was kept; they open it. "
+                "Empty: no step was trained in this range.",
                 Ask(quantile(0.5, names.TRAIN_STEP_SECONDS), "median", exemplar=True),
                 Ask(quantile(0.95, names.TRAIN_STEP_SECONDS), "p95", exemplar=True),
                 unit="s",
@@ -200,7 +202,7 @@ def _pace() -> list[tuple[int, int, object]]:
                 "Tokens that rollouts generate. Good: level; it dips while a gate is closed and while weights are handed "
                 "over.",
                 Ask(sum_by([], f"rate({picked(names.TOKENS_GENERATED)}[{_GREW}])"), "tokens"),
-                unit="none",
+                unit="suffix:tokens/s",
                 named=("tokens",),
             ),
         ),
@@ -217,6 +219,7 @@ def _pace() -> list[tuple[int, int, object]]:
                 ),
                 unit="percentunit",
                 stacked=True,
+                high=1,
                 named=("groups", "sync"),
             ),
         ),
@@ -225,13 +228,15 @@ def _pace() -> list[tuple[int, int, object]]:
             8,
             lines(
                 "Saving holds the trainer up",
-                "Share of time in which saving held the train pump up, by cause. Good: below a hundredth.",
+                "Share of time in which saving held the train pump up, by cause. Good: below a hundredth. What still holds "
+                "it up is counted once it is over; until then the panel of phases shows it.",
                 Ask(
                     sum_by(["cause"], f"rate({picked(names.TRAINER_STALL)}[{_GREW}])"),
                     "{{cause}}",
                 ),
                 unit="percentunit",
                 stacked=True,
+                high=1,
                 named=("previous_write", "fence", "window", "stage"),
             ),
         ),
@@ -268,6 +273,7 @@ def _device() -> list[tuple[int, int, object]]:
 
 
 def _telemetry() -> list[tuple[int, int, object]]:
+    lost = picked(names.TELEMETRY_SINK_SPANS, fate=("dropped", "failed"))
     return [
         (
             6,
@@ -302,13 +308,16 @@ def _telemetry() -> list[tuple[int, int, object]]:
                 "that is not "
                 "there is empty.",
                 Ask(sum_by(["name"], picked(names.CAPABILITY), function="max") + " > 0", table=True),
-                columns=[Column("name", "part"), Column("Value", "attached", "none")],
+                columns=[
+                    Column("name", "part"),
+                    Column("Value", "state", "none", mappings=mapped({1: ("attached", GOOD)})),
+                ],
                 sort="part",
                 falling=False,
             ),
         ),
         (
-            12,
+            8,
             8,
             lines(
                 "Spans by fate",
@@ -318,13 +327,26 @@ def _telemetry() -> list[tuple[int, int, object]]:
                     sum_by(["fate"], f"rate({picked(names.TELEMETRY_SPANS)}[{_GREW}])"),
                     "{{fate}}",
                 ),
-                unit="ops",
+                unit="suffix:spans/s",
                 stacked=True,
                 named=("exported", "sampled", "dropped", "failed"),
             ),
         ),
         (
-            12,
+            8,
+            8,
+            lines(
+                "Spans lost at a sink",
+                "Spans that a sink was to be given and did not take, by sink and by what became of them there. Good: none. "
+                "dropped: for want of room or time; failed: refused. Another sink may have them all the same.",
+                Ask(came(lost, ["sink", "fate"]), "{{sink}}, {{fate}}"),
+                bars=True,
+                stacked=True,
+                named=[f"{sink}, {fate}" for sink in names.SPAN_SINKS for fate in ("dropped", "failed")],
+            ),
+        ),
+        (
+            8,
             8,
             lines(
                 "Exporting",

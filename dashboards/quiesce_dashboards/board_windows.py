@@ -28,12 +28,11 @@ from quiesce_dashboards.panels import (
     stepped,
     table,
 )
-from quiesce_dashboards.queries import picked, quantile, sum_by
-from quiesce_dashboards.shared import open_violations, run_state
+from quiesce_dashboards.queries import came, picked, quantile, sum_by
+from quiesce_dashboards.shared import alerts_firing, open_violations, run_state
 
 __all__ = ["windows"]
 
-_GREW = "$__rate_interval"
 _WHOLE = "$__range"
 
 
@@ -51,8 +50,8 @@ def windows(config: AlertConfig) -> list[Section]:
     ]
 
 
-def _increase(metric: names.Metric, by: str, window: str, suffix: str = "") -> str:
-    return sum_by([by] if by else [], f"increase({picked(metric, suffix)}[{window}])")
+def _increase(metric: names.Metric, by: str) -> str:
+    return sum_by([by] if by else [], f"increase({picked(metric)}[{_WHOLE}])")
 
 
 def _health(config: AlertConfig) -> list[tuple[int, int, object]]:
@@ -64,7 +63,7 @@ def _health(config: AlertConfig) -> list[tuple[int, int, object]]:
     drain, exclusive = (config.window_objectives[phase] for phase in ("drain", "exclusive"))
     return [
         (3, 4, run_state()),
-        (3, 4, open_violations(config)),
+        (3, 4, alerts_firing()),
         (
             4,
             4,
@@ -77,7 +76,7 @@ def _health(config: AlertConfig) -> list[tuple[int, int, object]]:
             ),
         ),
         (
-            3,
+            4,
             4,
             number(
                 "Intervals since then",
@@ -91,6 +90,40 @@ def _health(config: AlertConfig) -> list[tuple[int, int, object]]:
                 empty="not known yet",
             ),
         ),
+        (
+            3,
+            4,
+            number(
+                "Steps at risk",
+                "Trainer steps that a crash would cost now. Good: fewer than the run trains between two saves.",
+                Ask(sum_by([], picked(names.STEPS_SINCE_CHECKPOINT), function="max")),
+                unit="none",
+                decimals=0,
+            ),
+        ),
+        (
+            3,
+            4,
+            number(
+                "Writers waited",
+                "Time that slots of all kinds waited for windows, in the range shown. Good: milliseconds a window. "
+                "It is the price that rollouts pay for checkpoints.",
+                Ask(_increase(names.WINDOW_BLOCKED, ""), instant=True),
+                unit="s",
+            ),
+        ),
+        (
+            4,
+            4,
+            number(
+                "Trainer waited",
+                "Time for which saving held the train pump up, in the range shown: a previous write, the fence, the "
+                "window, staging. Good: a small part of the range.",
+                Ask(_increase(names.TRAINER_STALL, ""), instant=True),
+                unit="s",
+            ),
+        ),
+        # The second row has the widths of the first, so that its columns stand below them.
         (
             3,
             4,
@@ -112,65 +145,7 @@ def _health(config: AlertConfig) -> list[tuple[int, int, object]]:
             ),
         ),
         (
-            4,
-            4,
-            number(
-                "Exclusive, last window",
-                f"How long nothing could move in the last window. Good: below {exclusive:g} s, usually less than a "
-                "millisecond. It does not grow with the size of the model.",
-                Ask(sum_by([], picked(names.CHECKPOINT_PHASE_LAST, phase="exclusive"), function="max")),
-                unit="s",
-                steps=above(exclusive / 2, exclusive),
-            ),
-        ),
-        (
-            4,
-            4,
-            number(
-                "Drain, last window",
-                f"How long the last window waited for open slots to close. Good: below {drain:g} s. The panel of "
-                "blame says which kind of slot it waited for.",
-                Ask(sum_by([], picked(names.CHECKPOINT_PHASE_LAST, phase="drain"), function="max")),
-                unit="s",
-                steps=above(drain / 2, drain),
-            ),
-        ),
-        (
-            4,
-            4,
-            number(
-                "Writers waited",
-                "Time that slots of all kinds waited for windows, in the range shown. Good: milliseconds a window. "
-                "It is the price that rollouts pay for checkpoints.",
-                Ask(_increase(names.WINDOW_BLOCKED, "", _WHOLE), instant=True),
-                unit="s",
-            ),
-        ),
-        (
-            4,
-            4,
-            number(
-                "Trainer waited",
-                "Time for which saving held the train pump up, in the range shown: a previous write, the fence, the "
-                "window, staging. Good: a small part of the range.",
-                Ask(_increase(names.TRAINER_STALL, "", _WHOLE), instant=True),
-                unit="s",
-            ),
-        ),
-        (
-            4,
-            4,
-            number(
-                "Barrier closed",
-                f"Share of the range in which no new slot was admitted. Good: below {config.window_budget_ratio:.1%}, "
-                "which is where the alert QuiesceWindowBudget is.",
-                Ask(f"{_increase(names.WINDOW_CLOSED, '', _WHOLE)} / $__range_s", instant=True),
-                unit="percentunit",
-                steps=above(config.window_budget_ratio / 2, config.window_budget_ratio),
-            ),
-        ),
-        (
-            4,
+            3,
             4,
             number(
                 "Saves that failed",
@@ -187,17 +162,7 @@ def _health(config: AlertConfig) -> list[tuple[int, int, object]]:
                 steps=((None, GOOD), (0.5, BAD)),
             ),
         ),
-        (
-            4,
-            4,
-            number(
-                "Steps at risk",
-                "Trainer steps that a crash would cost now. Good: fewer than the run trains between two saves.",
-                Ask(sum_by([], picked(names.STEPS_SINCE_CHECKPOINT), function="max")),
-                unit="none",
-                decimals=0,
-            ),
-        ),
+        (4, 4, open_violations(config)),
         (
             4,
             4,
@@ -208,6 +173,43 @@ def _health(config: AlertConfig) -> list[tuple[int, int, object]]:
                 Ask(sum_by([], picked(names.GROUPS_SINCE_CHECKPOINT), function="max")),
                 unit="none",
                 decimals=0,
+            ),
+        ),
+        (
+            3,
+            4,
+            number(
+                "Barrier closed",
+                "Share of the last hour in which no new slot was admitted, whatever the range shown. Good: below "
+                f"{config.window_budget_ratio:.1%}, which is where the alert QuiesceWindowBudget is.",
+                Ask(sum_by([], f"increase({picked(names.WINDOW_CLOSED)}[1h]) / 3600"), instant=True),
+                unit="percentunit",
+                decimals=3,
+                steps=above(config.window_budget_ratio / 2, config.window_budget_ratio),
+            ),
+        ),
+        (
+            3,
+            4,
+            number(
+                "Drain, last window",
+                f"How long the last window waited for open slots to close. Good: below {drain:g} s. The panel of "
+                "blame says which kind of slot it waited for.",
+                Ask(sum_by([], picked(names.CHECKPOINT_PHASE_LAST, phase="drain"), function="max")),
+                unit="s",
+                steps=above(drain / 2, drain),
+            ),
+        ),
+        (
+            4,
+            4,
+            number(
+                "Exclusive, last window",
+                f"How long nothing could move in the last window. Good: below {1000 * exclusive:g} ms, usually less than a "
+                "millisecond. It does not grow with the size of the model.",
+                Ask(sum_by([], picked(names.CHECKPOINT_PHASE_LAST, phase="exclusive"), function="max")),
+                unit="s",
+                steps=above(exclusive / 2, exclusive),
             ),
         ),
     ]
@@ -225,7 +227,8 @@ def _each(config: AlertConfig) -> list[tuple[int, int, object]]:
             lines(
                 "Phases of the last checkpoint",
                 "How long each phase took when it ran last; a value holds until the next checkpoint. Good: level. "
-                "Only drain and exclusive stop writers; verify, write and publish go on beside the training.",
+                "Only drain and exclusive stop writers; verify, write and publish go on beside the training. "
+                "Empty: no checkpoint was tried yet.",
                 Ask(last, "{{phase}}"),
                 unit="s",
                 stepped=True,
@@ -239,7 +242,7 @@ def _each(config: AlertConfig) -> list[tuple[int, int, object]]:
             lines(
                 "The window against its objectives",
                 f"Drain and exclusive phase of the last window. Good: drain below {drain:g} s, exclusive below "
-                f"{exclusive:g} s (the dashed line). A growing drain is a slot that stays open: look at the blame.",
+                f"{1000 * exclusive:g} ms (the dashed lines). A growing drain is a slot that stays open: look at the blame.",
                 Ask(
                     sum_by(
                         ["phase"],
@@ -262,12 +265,9 @@ def _each(config: AlertConfig) -> list[tuple[int, int, object]]:
                 heat(
                     f"{phase.capitalize()} phase",
                     f"How many windows had {phase} phases of which length, with an exemplar for a slow one: it opens "
-                    "the trace. Good: one dark band that stays where it is.",
+                    "the trace. Good: one dark band that stays where it is. Empty: no window in this range.",
                     Ask(
-                        sum_by(
-                            ["le"],
-                            f"increase({picked(names.CHECKPOINT_PHASE_SECONDS, '_bucket', phase=phase)}[{_GREW}])",
-                        ),
+                        came(picked(names.CHECKPOINT_PHASE_SECONDS, "_bucket", phase=phase), ["le"]),
                         "{{le}}",
                         exemplar=True,
                         heatmap=True,
@@ -302,8 +302,8 @@ def _each(config: AlertConfig) -> list[tuple[int, int, object]]:
             8,
             states(
                 "Phase in progress",
-                "What the checkpointer is doing. Good: short marks at the run's interval. A mark that does not end is a "
-                "checkpoint that is stuck in that phase.",
+                "What the checkpointer was doing whenever it was scraped. Good: short marks, and not for every save: what "
+                "is over between two scrapes is not seen. A mark without end is a checkpoint that is stuck in that phase.",
                 Ask(sum_by(["phase"], picked(names.CHECKPOINT_PHASE), function="max"), "{{phase}}"),
                 mappings=mapped({0: ("idle", NOTHING), 1: ("in progress", NEUTRAL)}),
             ),
@@ -320,7 +320,7 @@ def _causes() -> list[tuple[int, int, object]]:
                 "Blame: what windows drained for",
                 "Time that windows drained while a slot of the kind was open. Kinds overlap, so they may add up to more "
                 "than the drain. Good: no kind stands out. The highest bar is where to look first.",
-                Ask(_increase(names.WINDOW_BLAME, "kind", _GREW), "{{kind}}", exemplar=False),
+                Ask(came(picked(names.WINDOW_BLAME), ["kind"]), "{{kind}}", exemplar=False),
                 unit="s",
                 bars=True,
                 stacked=True,
@@ -334,7 +334,7 @@ def _causes() -> list[tuple[int, int, object]]:
                 "Writer seconds lost",
                 "Time that slots of the kind waited for windows. Good: about the length of the window for each that "
                 "came in its way. Much more means that many writers queue behind it.",
-                Ask(_increase(names.WINDOW_BLOCKED, "kind", _GREW), "{{kind}}"),
+                Ask(came(picked(names.WINDOW_BLOCKED), ["kind"]), "{{kind}}"),
                 unit="s",
                 bars=True,
                 stacked=True,
@@ -349,7 +349,7 @@ def _causes() -> list[tuple[int, int, object]]:
                 "Time for which saving held the train pump up, by cause. Good: none, or little. previous_write: "
                 "checkpoints come faster than "
                 "the disk writes them. fence: a worker is slow to answer. stage: copying the trainer's state.",
-                Ask(_increase(names.TRAINER_STALL, "cause", _GREW), "{{cause}}"),
+                Ask(came(picked(names.TRAINER_STALL), ["cause"]), "{{cause}}"),
                 unit="s",
                 bars=True,
                 stacked=True,
@@ -363,7 +363,7 @@ def _causes() -> list[tuple[int, int, object]]:
                 "Attempts by outcome",
                 "Attempts to save. Good: completed only; skipped means that nothing had changed. failed and refused "
                 "leave the last good checkpoint the newest.",
-                Ask(_increase(names.CHECKPOINT_ATTEMPTS, "outcome", _GREW), "{{outcome}}"),
+                Ask(came(picked(names.CHECKPOINT_ATTEMPTS), ["outcome"]), "{{outcome}}"),
                 bars=True,
                 stacked=True,
                 named=("completed", "skipped", "cancelled", "failed", "refused"),
@@ -371,7 +371,7 @@ def _causes() -> list[tuple[int, int, object]]:
         ),
         (
             7,
-            8,
+            9,
             table(
                 "Attempts over the whole range",
                 "Outcome and reason of every attempt in the range shown. Good: completed, and skipped because nothing "
@@ -392,13 +392,13 @@ def _causes() -> list[tuple[int, int, object]]:
         ),
         (
             10,
-            8,
+            9,
             table(
                 "Kinds of slots over the whole range",
                 "By kind of slot: time that windows drained for it, and time that it waited for windows. Good: both "
                 "small beside the range. The first row is the kind to blame.",
-                Ask(_increase(names.WINDOW_BLAME, "kind", _WHOLE), table=True),
-                Ask(_increase(names.WINDOW_BLOCKED, "kind", _WHOLE), table=True),
+                Ask(_increase(names.WINDOW_BLAME, "kind"), table=True),
+                Ask(_increase(names.WINDOW_BLOCKED, "kind"), table=True),
                 columns=[
                     Column("kind", "kind"),
                     Column("Value #A", "delayed windows for", "s"),
@@ -409,12 +409,12 @@ def _causes() -> list[tuple[int, int, object]]:
         ),
         (
             7,
-            8,
+            9,
             lines(
                 "Windows over their objective",
                 "Windows whose phase took longer than its objective, counted by the process itself. Good: none; a few "
                 "in six hours raise the alert QuiesceWindowOverObjective.",
-                Ask(_increase(names.WINDOW_OVER_OBJECTIVE, "phase", _GREW), "{{phase}}"),
+                Ask(came(picked(names.WINDOW_OVER_OBJECTIVE), ["phase"]), "{{phase}}"),
                 bars=True,
                 stacked=True,
                 named=("drain", "exclusive"),
@@ -431,7 +431,7 @@ def _detail() -> list[tuple[int, int, object]]:
             lines(
                 "Parts of the last cut",
                 "What the exclusive phase spent on each of the six parts. Good: tens of microseconds each; the part "
-                "that grows with the number of groups is the one to look at.",
+                "that grows with the number of groups is the one to look at. Empty: nothing was cut yet.",
                 Ask(sum_by(["part"], picked(names.CUT_PART), function="max"), "{{part}}"),
                 unit="s",
                 stepped=True,
@@ -444,12 +444,14 @@ def _detail() -> list[tuple[int, int, object]]:
             8,
             lines(
                 "Work at risk",
-                "Steps and finished groups that a crash would cost. Good: a saw tooth that falls to 0 at each save. "
+                "Steps and finished groups that a crash would cost, and attempts to save that failed since the last "
+                "checkpoint. Good: a saw tooth that falls to 0 at each save, and no failed attempt. "
                 "A line that only rises: nothing is saved any more.",
                 Ask(sum_by([], picked(names.STEPS_SINCE_CHECKPOINT), function="max"), "steps"),
                 Ask(sum_by([], picked(names.GROUPS_SINCE_CHECKPOINT), function="max"), "finished groups"),
+                Ask(sum_by([], picked(names.CHECKPOINT_FAILURES), function="max"), "failed attempts"),
                 stepped=True,
-                named=("steps", "finished groups"),
+                named=("steps", "finished groups", "failed attempts"),
             ),
         ),
         (
@@ -470,11 +472,12 @@ def _detail() -> list[tuple[int, int, object]]:
             8,
             lines(
                 "Size of the last checkpoint",
-                "Bytes of the last published checkpoint, trainer state and rows. Good: level.",
-                Ask(sum_by([], picked(names.CHECKPOINT_BYTES), function="max"), "bytes"),
+                "Bytes of the last published checkpoint: all of it, and the trainer's state, rows and documents in it. "
+                "Good: level.",
+                Ask(sum_by(["part"], picked(names.CHECKPOINT_BYTES), function="max"), "{{part}}"),
                 unit="bytes",
                 stepped=True,
-                named=("bytes",),
+                named=("all", "trainer", "rows", "documents"),
             ),
         ),
         (

@@ -33,7 +33,7 @@ DIRECTORY: Final = GENERATED / "dashboards"
 TAG: Final = "quiesce"
 """What all of them are tagged with, so that each links to the others."""
 
-_VARIABLE: Final = re.compile(r"^label_values\((?P<selector>.*), (?P<label>\w+)\)$")
+_VARIABLE: Final = re.compile(r"^(label_values\((?P<selector>.*), \w+\)|query_result\((?P<expression>.*)\))$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def _render(dashboard: Dashboard, config: AlertConfig) -> str:
         check_expression(annotation["expr"])
     for variable in _variables():
         if (found := _VARIABLE.match(str(variable.get("definition", "")))) is not None:
-            check_expression(found["selector"])
+            check_expression(found["selector"] or found["expression"])
     return render_board(
         Board(
             uid=dashboard.uid,
@@ -185,7 +185,7 @@ def _variables() -> list[dict[str, Any]]:
             "options": [],
         },
         _query("job", "Job", series(info), several=True),
-        _query("run", "Run", _with(series(info), 'job=~"$job"'), several=False),
+        _runs(),
         _query("instance", "Instance", _with(series(info), 'job=~"$job"', 'run="$run"'), several=True),
         _query(
             "kind",
@@ -198,6 +198,21 @@ def _variables() -> list[dict[str, Any]]:
 
 def _with(selector: str, *matchers: str) -> str:
     return f"{selector}{{{','.join(matchers)}}}"
+
+
+def _runs() -> dict[str, Any]:
+    """Return the variable that chooses a run; Grafana opens a dashboard on its first value: the run that began last."""
+    began = _with(series(names.RUN_STARTED), 'job=~"$job"')
+    query = (
+        f"query_result(sort_desc({sum_by(['run'], f'last_over_time({began}[$__range])', function='max')}))"
+    )
+    return {
+        **_query("run", "Run", series(names.RUN_STARTED), several=False),
+        "definition": query,
+        "query": {"query": query, "refId": "run"},
+        "sort": 0,
+        "regex": '/run="([^"]+)"/',
+    }
 
 
 def _query(name: str, label: str, selector: str, *, several: bool) -> dict[str, Any]:
@@ -224,12 +239,21 @@ def _query(name: str, label: str, selector: str, *, several: bool) -> dict[str, 
 def _annotations() -> list[dict[str, Any]]:
     labels: Sequence[str] = ("job", "run", "instance")
     restored = sum_by(labels, picked(names.RESTORE_GROUPS))
+    # Where nothing was in flight no group is restored, but it takes its time all the same; so does a refusal.
+    took = sum_by(labels, picked(names.RESTORE_SECONDS))
+    refused = sum_by(labels, picked(names.RESTORE_REFUSALS))
     began = sum_by(labels, picked(names.RUN_STARTED), function="max")
     saved = sum_by(labels, picked(names.CHECKPOINT_LAST_SUCCESS), function="max")
     told = (
         ("Alerts", BAD, sum_by(["alertname", "instance"], firing(), function="max"), "{{alertname}}", False),
         ("Saves", GOOD, f"({saved} > 0) * 1000", "checkpoint published", True),
-        ("Restores", NEUTRAL, f"({began} and {restored} > 0) * 1000", "restored", True),
+        (
+            "Restores",
+            NEUTRAL,
+            f"({began} and ({restored} > 0 or ({took} > 0 unless {refused} > 0))) * 1000",
+            "restored",
+            True,
+        ),
     )
     return [
         {

@@ -46,8 +46,8 @@ __all__ = [
 DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 """Whatever Prometheus the dashboard's variable names."""
 
-SCHEMA_VERSION: Final = 41
-"""Of Grafana 11 and 12; a newer Grafana migrates it when it loads a dashboard."""
+SCHEMA_VERSION: Final = 42
+"""Of Grafana 12, as its npm package of types has it; a newer Grafana migrates it when it loads a dashboard."""
 
 _PANEL_KEYS: Final = (
     "datasource",
@@ -129,6 +129,9 @@ class TimeSeries(core.TimeSeries):  # type: ignore[misc] # as above
         custom = defaults["custom"]
         if self.scaleDistributionType == "linear":
             custom["scaleDistribution"] = {"type": "linear"}
+        elif self.thresholdsStyleMode != "off":
+            # On a logarithmic axis there is room for the limits, however far below them everything is.
+            custom["axisSoftMax"] = max(step["value"] or 0 for step in defaults["thresholds"]["steps"])
         custom["stacking"] = {"group": "A", "mode": "none", **custom["stacking"]}
         custom["insertNulls"] = False
         found["options"]["legend"]["showLegend"] = True

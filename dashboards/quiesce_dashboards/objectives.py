@@ -1,7 +1,7 @@
 """What the alerts measure a run by: every number of a rule, in one object.
 
 Rule: a number that stands in a rule stands here first, with its unit. Objectives of the window are those that the
-process counts by, so they come from the catalogue. Nothing here suspends.
+process counts by: the catalogue's, unless the run was given others. Nothing here suspends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quiesce.errors import ConfigError
 from quiesce.telemetry import names
 from quiesce.types import PHASES
 
-__all__ = ["PHASE_LIMITS", "RUNBOOKS", "AlertConfig"]
+__all__ = ["PHASE_LIMITS", "RUNBOOKS", "AlertConfig", "duration"]
 
 RUNBOOKS: Final = "https://quiesce.readthedocs.io/en/latest/runbooks"
 """Where the runbook pages are, unless somebody keeps them elsewhere."""
@@ -40,7 +40,7 @@ class AlertConfig:
     Attributes:
         runbook_base_url: What a page's file name is appended to.
         runbook_suffix: What ends a page's address.
-        window_objectives: Seconds that a phase of the window is meant to stay under; the process counts by its own.
+        window_objectives: Seconds that a phase of the window is meant to stay under: those that the run counts by.
         breaches: Windows over their objective in 6 h that are too many.
         window_budget_ratio: Share of an hour for which the barrier may be closed.
         overdue_intervals: After so many expected intervals without a checkpoint it is overdue.
@@ -92,3 +92,12 @@ class AlertConfig:
     def runbook(self, alert: str) -> str:
         """Return the address of an alert's page."""
         return f"{self.runbook_base_url.rstrip('/')}/{alert}{self.runbook_suffix}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as PromQL writes it, to the millisecond.
+
+    Args:
+        seconds: The time.
+    """
+    return f"{seconds:.0f}s" if seconds == int(seconds) else f"{max(1, round(seconds * 1000))}ms"

@@ -78,10 +78,10 @@ WIDTH: Final = 24
 """Columns of a dashboard."""
 
 COLUMNS: Final = 60
-"""Points of bars and heat maps: wide enough to see, and seldom narrower than what each of them counts."""
+"""Points of bars and heat maps: wide enough to see."""
 
-_BARS: Final = "A bar counts what came since the bar before it, in four scrapes at least."
-_CELLS: Final = "A column counts what came since the column before it, in four scrapes at least."
+_BARS: Final = "A bar counts what came since the bar before it."
+_CELLS: Final = "A column counts what came since the column before it."
 
 Panel = Any
 """One of grafanalib's, which is not typed."""
@@ -202,6 +202,7 @@ def number(
     text: str = "auto",
     graph: bool = False,
     empty: str = "no data",
+    absent: str = NOTHING,
     links: Sequence[Json] = (),
     overrides: Sequence[Json] = (),
 ) -> Panel:
@@ -218,9 +219,12 @@ def number(
         text: Whether value, name or both are shown.
         graph: Whether a line is drawn beneath.
         empty: What to show where there is no series.
+        absent: The colour of that. Grafana's own is that of the lowest step, so a dead run would look healthy.
         links: Where the panel leads.
         overrides: Grafana's overrides, of single series.
     """
+    result = {"text": empty, "color": absent, "index": len(mappings)}
+    none = {"type": "special", "options": {"match": "null+nan", "result": result}}
     return Stat(
         title=title,
         description=_said(title, description),
@@ -230,7 +234,7 @@ def number(
         format=unit,
         thresholds=_steps(steps),
         color={"mode": "thresholds"},
-        mappings=list(mappings),
+        mappings=[*mappings, none],
         decimals=decimals,
         textMode=text,
         graphMode="area" if graph else "none",
@@ -287,7 +291,10 @@ def lines(
         lineWidth=1 if bars else 2,
         fillOpacity=70 if bars else 25 if stacked else 0,
         drawStyle="bars" if bars else "line",
-        showPoints="auto" if stepped else "never",
+        # A bar stands before its point, over the time that it counts.
+        barAlignment=-1 if bars else 0,
+        # A quantile of what is rare is one point between two gaps, and no line runs through one point.
+        showPoints="never" if bars else "auto",
         spanNulls=False,
         stacking={"mode": "normal", "group": "A"} if stacked else {},
         scaleDistributionType="log" if logarithmic else "linear",
@@ -450,6 +457,9 @@ def _column(column: Column) -> Json | None:
         properties.append({"id": "decimals", "value": column.decimals})
     if column.mappings:
         properties.append({"id": "mappings", "value": list(column.mappings)})
+        properties.append(
+            {"id": "custom.cellOptions", "value": {"type": "color-background", "mode": "basic"}}
+        )
     if column.link:
         links = [{"title": column.link_title or column.title, "url": column.link, "targetBlank": True}]
         properties.append({"id": "links", "value": links})

@@ -21,11 +21,13 @@ __all__ = [
     "TARGET_LABELS",
     "UP",
     "VARIABLES",
+    "came",
     "check_expression",
     "firing",
     "grew",
     "matching",
     "metrics_of",
+    "newest",
     "picked",
     "quantile",
     "series",
@@ -121,6 +123,36 @@ def picked(
 def firing() -> str:
     """Return a selector of the alerts of the chosen run that fire."""
     return f'{ALERTS}{{alertname=~"Quiesce.*",alertstate="firing",run="$run"}}'
+
+
+def came(selector: str, labels: Sequence[str]) -> str:
+    """Return an expression for what counters grew by between a point of a query and the point before it.
+
+    Each event is in one point, at whatever step and whatever scrape interval, and counts as what it is: the difference
+    of two values that a step lies between. ``increase`` over a window of several scrapes shows a rare event in each
+    point that is less than the window away; over a window of a step it misses what came between two windows. Only
+    where a process began anew in between, or where there was nothing before, is the growth estimated.
+
+    Args:
+        selector: The counters.
+        labels: What to sum them up by.
+    """
+    grown = f"{selector} - {selector} offset $__interval >= 0 unless resets({selector}[$__interval]) > 0"
+    return sum_by(labels, f"{grown}\nor increase({selector}[$__interval])")
+
+
+def newest(selector: str, by: Sequence[str]) -> str:
+    """Return an expression for the series that were told last, of those that differ in other labels than these.
+
+    A gauge that says things in its labels is another series once one of them changes. Prometheus marks the old one
+    as gone; in blocks that were made of a recording nothing can, so it stays for as long as a value holds.
+
+    Args:
+        selector: The gauge.
+        by: The labels that tell apart what tells it.
+    """
+    latest = sum_by(by, f"timestamp({selector})", function="max")
+    return f"{selector} and timestamp({selector}) == {matching(by)} group_left () {latest}"
 
 
 def quantile(
@@ -245,7 +277,9 @@ def _check_selector(selector: Any) -> set[str]:  # noqa: ANN401 - the parser's n
         for label, _, _ in matchers:
             if label not in (*_ALERT_LABELS, *names.CONSTANT_LABELS, *TARGET_LABELS):
                 raise ValueError(f"{ALERTS} has no label {label!r}")
-        return {*_ALERT_LABELS, *names.CONSTANT_LABELS, *TARGET_LABELS}
+        # An alert keeps the labels of what it is about.
+        carried = {label.name for each in names.METRICS.values() for label in each.labels}
+        return {*_ALERT_LABELS, *names.CONSTANT_LABELS, *TARGET_LABELS, *carried}
     if name == UP:
         for label, _, _ in matchers:
             if label not in TARGET_LABELS:

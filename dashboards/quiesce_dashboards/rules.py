@@ -14,10 +14,10 @@ import yaml
 
 from quiesce_dashboards.alerts import Alert, alerts
 from quiesce_dashboards.generated_files import stale, write
-from quiesce_dashboards.objectives import AlertConfig
+from quiesce_dashboards.objectives import AlertConfig, duration
 from quiesce_dashboards.queries import check_expression
 
-__all__ = ["ALERTS_FILE", "GENERATED", "build", "check", "render", "rule_files"]
+__all__ = ["ALERTS_FILE", "GENERATED", "build", "check", "render", "rule_files", "rules_text"]
 
 GENERATED: Final = Path(__file__).parent / "generated"
 """Where the files are committed, with the default numbers."""
@@ -61,12 +61,21 @@ def rule_files(config: AlertConfig | None = None) -> dict[str, str]:
         ValueError: If an expression names what the catalogue has not.
         ExtraMissingError: If the parser of expressions is not installed.
     """
-    made = alerts(config)
-    for alert in made:
+    for alert in alerts(config):
         check_expression(alert.expression)
         for annotation in alert.annotations().values():
             for found in _QUERY.finditer(annotation):
                 check_expression(found["query"].replace("%q", '"r"'))
+    return {ALERTS_FILE: rules_text(config)}
+
+
+def rules_text(config: AlertConfig | None = None) -> str:
+    """Return the text of the one file, unjudged: for where the parser of expressions may not be installed.
+
+    Args:
+        config: The numbers; None takes the defaults. No number of theirs makes an expression that does not parse.
+    """
+    made = alerts(config)
     groups = [
         {
             "name": f"quiesce-{severity}",
@@ -74,7 +83,7 @@ def rule_files(config: AlertConfig | None = None) -> dict[str, str]:
         }
         for severity in ("critical", "warning")
     ]
-    return {ALERTS_FILE: render({"groups": groups})}
+    return render({"groups": groups})
 
 
 def build(directory: Path | str = GENERATED, config: AlertConfig | None = None) -> list[Path]:
@@ -106,13 +115,9 @@ def check(directory: Path | str = GENERATED, config: AlertConfig | None = None) 
 def _rule(alert: Alert) -> dict[str, Any]:
     rule: dict[str, Any] = {"alert": alert.name, "expr": alert.expression}
     if alert.hold_seconds:
-        rule["for"] = _duration(alert.hold_seconds)
+        rule["for"] = duration(alert.hold_seconds)
     if alert.keep_seconds:
-        rule["keep_firing_for"] = _duration(alert.keep_seconds)
+        rule["keep_firing_for"] = duration(alert.keep_seconds)
     rule["labels"] = {"severity": alert.severity}
     rule["annotations"] = alert.annotations()
     return rule
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:g}s" if seconds == int(seconds) else f"{round(seconds * 1000)}ms"

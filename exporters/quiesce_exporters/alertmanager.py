@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quiesce.errors import ConfigError
 from quiesce.telemetry import names
+from quiesce_dashboards.alert_settings import alert_config
 from quiesce_dashboards.alerts import Alert, alert_of, alerts
 from quiesce_dashboards.objectives import AlertConfig
 from quiesce_exporters.alert_delivery import Delivery, Endpoint, Standing, endpoint
@@ -240,6 +241,8 @@ class Alertmanager:
 
     # ------------------------------------------------------------------------------------------- as a sink
 
+    takes_spans = False  # what is taken in and thrown away would count as exported
+
     def spans(self, batch: Sequence[FinishedSpan]) -> None:
         """Take no spans."""
 
@@ -275,8 +278,7 @@ class Alertmanager:
                 (names.INVARIANT_LAST_VIOLATION, "invariant"),
                 (names.CHECKPOINT_PHASE, "phase"),
                 (names.CHECKPOINT_PHASE_STARTED, "phase"),
-                (names.CHECKPOINT_LAST_SUCCESS, ""),
-                (names.CHECKPOINT_ATTEMPTS, "outcome"),
+                (names.CHECKPOINT_FAILURES, ""),
             )
         }
         for family in families:
@@ -380,17 +382,11 @@ class Alertmanager:
         }
         if not self._told_phases:
             self._phases = {phase: {"": began} for phase, began in running.items()}
-        if not self._told_attempts and started:
-            counts = found.get(names.CHECKPOINT_ATTEMPTS.name, {})
-            failed = sum(counts.get(outcome, 0.0) for outcome in _BAD_OUTCOMES)
-            saved = found.get(names.CHECKPOINT_LAST_SUCCESS.name, {}).get("", 0.0)
-            if max(started.values()) <= saved:
+        failed = found.get(names.CHECKPOINT_FAILURES.name, {}).get("")
+        if not self._told_attempts and failed is not None:
+            if failed == 0:
                 self._end("QuiesceCheckpointFailing", {})
-            elif (
-                failed
-                and not running
-                and self._key("QuiesceCheckpointFailing", {}) not in self._standing_now()
-            ):
+            elif self._key("QuiesceCheckpointFailing", {}) not in self._standing_now():
                 self._begin("QuiesceCheckpointFailing", {}, math.inf, value=f"{failed:.0f}")
 
     def _standing_now(self) -> set[tuple[str, ...]]:
@@ -518,8 +514,9 @@ def make_alertmanager(context: SinkContext) -> Alertmanager:
 
     Args:
         context: Its settings may have ``urls`` (a list of Alertmanagers' addresses, or one text with commas),
-            ``webhook``, ``token``, ``instance``, ``runbooks``, ``resend_seconds``, ``hold_seconds`` and ``timeout_seconds``;
-            else the environment is asked, as :data:`URLS_VARIABLE`, :data:`WEBHOOK_VARIABLE` and :data:`TOKEN_VARIABLE`.
+            ``webhook``, ``token``, ``instance``, ``runbooks``, ``alerts`` (numbers by the names of :class:`AlertConfig`),
+            ``resend_seconds``, ``hold_seconds`` and ``timeout_seconds``; else the environment is asked, as
+            :data:`URLS_VARIABLE`, :data:`WEBHOOK_VARIABLE` and :data:`TOKEN_VARIABLE`.
 
     Raises:
         ConfigError: If nobody is named, or an address or a number cannot be used.
@@ -548,13 +545,20 @@ def make_alertmanager(context: SinkContext) -> Alertmanager:
             "alertmanager.urls",
             f"name an Alertmanager here or as {URLS_VARIABLE}, or a webhook as {WEBHOOK_VARIABLE}",
         )
+    said = given.get("alerts") or {}
+    if not isinstance(said, Mapping):
+        raise ConfigError("alertmanager.alerts", f"must be a section with keys, not {said!r}")
+    try:
+        config = alert_config(said)
+    except ConfigError as error:
+        raise ConfigError(f"alertmanager.{error.key}", error.problem) from error
     runbooks = given.get("runbooks")
     return Alertmanager(
         endpoints,
         run=context.run,
         role=context.role,
         instance=str(given["instance"]) if given.get("instance") else None,
-        config=AlertConfig() if runbooks is None else AlertConfig(runbook_base_url=str(runbooks)),
+        config=config if runbooks is None else replace(config, runbook_base_url=str(runbooks)),
         resend_seconds=_seconds(given, "resend_seconds", RESEND_SECONDS),
         hold_seconds=_seconds(given, "hold_seconds", HOLD_SECONDS),
     )

@@ -1,6 +1,7 @@
 """The process that encodes and sends spans, and the parent's end of the pipe to it.
 
-Rule: one batch at a time, each answered by one line; a parent that ends closes the pipe, and the process ends with
+Rule: one batch at a time, each answered by one line: ``ok`` and how many spans the collector rejected, or why it took
+none, ``retry`` or ``never`` before it; a parent that ends closes the pipe, and the process ends with
 it, also in the middle of a request: whoever waits for the end of the run's output must not wait for a collector. A
 child that the parent forks lets go of the pipe, so it cannot keep the process alive. The process is started as a program
 of its own, not forked, so it inherits neither threads nor locks nor the training's memory, and it ignores Ctrl-C: the
@@ -38,7 +39,7 @@ __all__ = ["ExportProcess", "ProcessLostError", "main"]
 
 _SIZE: Final = 8
 _LONGEST: Final = 1 << 30
-_TAKEN: Final = b"ok"
+_TAKEN: Final = "ok"
 GRACE_SECONDS: Final = 2.0
 """How much longer than a request's timeout an answer may take before the process is given up."""
 
@@ -105,8 +106,11 @@ class ExportProcess:
         self._greeted = False
         _PROCESSES.add(self)
 
-    def spans(self, batch: Sequence[FinishedSpan]) -> None:
+    def spans(self, batch: Sequence[FinishedSpan]) -> int:
         """Have a batch exported.
+
+        Returns:
+            How many of its spans the collector says it rejected.
 
         Raises:
             OtlpSendError: If the collector did not take it.
@@ -120,9 +124,9 @@ class ExportProcess:
             answer = self._answer()
         except (BrokenPipeError, ValueError) as error:
             raise ProcessLostError(f"it ended with code {self._child.poll()}") from error
-        if answer == _TAKEN:
-            return
         kind, _, problem = answer.decode(errors="replace").partition(" ")
+        if kind == _TAKEN:
+            return int(problem)
         raise OtlpSendError(self._url, problem, retryable=kind == "retry")
 
     def close(self, deadline_seconds: float) -> None:
@@ -219,12 +223,10 @@ def main() -> int:
     writer = _writer(greeting)
     while (batch := _read(source)) is not None:
         try:
-            writer.parts(batch)
+            told = f"{_TAKEN} {writer.parts(batch)}"
         except OtlpSendError as error:
             told = f"{'retry' if error.retryable else 'never'} {error.problem}"
-            answers.write(" ".join(told.split()).encode() + b"\n")
-        else:
-            answers.write(_TAKEN + b"\n")
+        answers.write(" ".join(told.split()).encode() + b"\n")
         answers.flush()
     writer.close()
     return 0

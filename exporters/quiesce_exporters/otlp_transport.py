@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from quiesce.errors import ExporterMissingError, TelemetryError
+from quiesce.errors import ExtraMissingError, TelemetryError
 
 if TYPE_CHECKING:
     from quiesce_exporters.otlp_config import Endpoint, Signal
@@ -80,7 +80,7 @@ def connect(endpoint: Endpoint, signal: Signal) -> Transport:
     """Return a transport; nothing is sent yet.
 
     Raises:
-        ExporterMissingError: If the endpoint is a gRPC one and grpcio is not installed.
+        ExtraMissingError: If the endpoint is a gRPC one and grpcio is not installed.
     """
     return _Http(endpoint, signal) if endpoint.protocol == "http/protobuf" else _Grpc(endpoint, signal)
 
@@ -196,8 +196,8 @@ class _Grpc:
     def __init__(self, endpoint: Endpoint, signal: Signal) -> None:
         try:
             import grpc
-        except ImportError:
-            raise ExporterMissingError("grpc", "quiesce[otlp-grpc]", ()) from None
+        except ImportError as error:
+            raise ExtraMissingError("OTLP over gRPC", "grpcio", "otlp-grpc") from error
         self._grpc: Any = grpc
         self._endpoint = endpoint
         self._signal = signal

@@ -1,16 +1,17 @@
-"""Serves a registry to Prometheus over HTTP: ``GET /metrics`` and ``GET /healthz``.
+"""Serves a registry to Prometheus over HTTP: ``GET`` and ``HEAD`` of ``/metrics`` and ``/healthz``.
 
 Rule: nothing that a scraper does can reach the run. Requests are answered on daemon threads with a time limit on
 the connection. Answers are made one after another, because a thread that computes makes the event loop's wait for
 the GIL; while others wait for theirs, there is a pause after each, and whoever finds too many waiting is told to
 come back. So slow or too many scrapers only delay each other. The format
-(OpenMetrics or classic text) is what the request's ``Accept`` header asks for. A forked child closes its copy
+(OpenMetrics or classic text) is what the request's ``Accept`` header likes best. A forked child closes its copy
 of the listening socket, so that it neither serves a frozen copy of the numbers nor keeps the port from being
 bound again. Starting blocks only until the port is bound.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
 import os
@@ -26,6 +27,8 @@ from prometheus_client.exposition import choose_encoder
 from quiesce.errors import PortUnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from prometheus_client.registry import Collector, CollectorRegistry
 
 __all__ = ["MetricsServer", "serve"]
@@ -36,12 +39,34 @@ long."""
 
 _LONGEST_PAUSE_SECONDS: Final = 0.1
 _PLAIN: Final = "text/plain; charset=utf-8"
+_CLASSIC: Final = frozenset({"text/plain", "text/*", "*/*"})
+"""What the classic text is an answer to."""
 
 CONCURRENT_SCRAPES: Final = 4
 """Scrapes of which one is being answered and the others wait; further ones are told to come back."""
 
 PAUSE_RATIO: Final = 1.0
 """How long nothing is rendered after an answer that others wait behind, as a multiple of what it took."""
+
+
+def _liked(header: str) -> list[str]:
+    """Return the items of a header of preferences (RFC 9110, 12.4.2), the best one first, without what is refused."""
+    weighed = []
+    for item in header.split(","):
+        words = [word.strip() for word in item.split(";")]
+        weight = 1.0
+        for word in words[1:]:
+            name, _, value = word.partition("=")
+            if name.strip().lower() == "q":
+                with contextlib.suppress(ValueError):
+                    weight = float(value)
+        if words[0] and weight > 0:
+            weighed.append((weight, item.strip()))
+    return [item for _, item in sorted(weighed, key=lambda known: -known[0])]
+
+
+def _media_type(item: str) -> str:
+    return item.partition(";")[0].strip().lower()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -66,32 +91,53 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(404, _PLAIN, b"there is /metrics and /healthz\n")
 
+    def do_HEAD(self) -> None:
+        """Answer whether a GET would be answered, and as what; nothing is collected for it."""
+        path = urlsplit(self.path).path
+        if path == "/metrics":
+            self._answer(200, self._encoder()[1])
+        elif path == "/healthz":
+            self._answer(200, _PLAIN)
+        else:
+            self._answer(404, _PLAIN)
+
     def _scrape(self, wanted: list[str]) -> None:
         registry: Collector = (
             self.server.registry.restricted_registry(wanted) if wanted else self.server.registry
         )
-        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+        encode, content_type = self._encoder()
         headers = {}
         with self.server.rendering:
             since = time.monotonic()
             body = encode(registry)
-            if "gzip" in self.headers.get("Accept-Encoding", ""):
+            if "gzip" in map(_media_type, _liked(self.headers.get("Accept-Encoding", ""))):
                 body = gzip.compress(body, compresslevel=1)
                 headers["Content-Encoding"] = "gzip"
             if self.server.scrapes > 1:
                 time.sleep(min((time.monotonic() - since) * PAUSE_RATIO, _LONGEST_PAUSE_SECONDS))
         self._answer(200, content_type, body, **headers)
 
-    def _answer(self, status: int, content_type: str, body: bytes, **headers: str) -> None:
+    def _encoder(self) -> tuple[Callable[[Collector], bytes], str]:
+        """Return what writes the format that the request likes best, and its content type."""
+        asked = []
+        for item in _liked(self.headers.get("Accept", "")):
+            asked.append(item)
+            if _media_type(item) in _CLASSIC:
+                break  # what is liked less is not to be found instead
+        return choose_encoder(",".join(asked))
+
+    def _answer(self, status: int, content_type: str, body: bytes | None = None, **headers: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         # A child that is forked meanwhile inherits the connection, so its end does not end the answer: the
         # length does.
-        self.send_header("Content-Length", str(len(body)))
+        if body is not None:
+            self.send_header("Content-Length", str(len(body)))
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if body is not None:
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's signature
         """Say nothing: a line per scrape is noise."""

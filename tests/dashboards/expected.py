@@ -25,16 +25,10 @@ EMPTY_DAY: Final[Mapping[str, str]] = {
 }
 """Expressions of dashboards, about the synthetic day."""
 
-_MOMENT: Final = "slots wait only while a window is closed, which is over in a millisecond"
-
 MOMENTARY: Final[Mapping[str, str]] = {
-    "quiesce-slots / Held and waiting, by kind / A": "a slot is held for less than a millisecond",
-    "quiesce-slots / Held and waiting, by kind / B": _MOMENT,
-    "quiesce-slots / Age of the oldest, by kind / A": "a slot is held for less than a millisecond",
-    "quiesce-slots / Age of the oldest, by kind / B": _MOMENT,
     "quiesce-windows / Phase under way / A": "no phase takes longer than the time between two scrapes",
 }
-"""Expressions of dashboards that have data only if a scrape falls into a moment."""
+"""Expressions of dashboards that have data only if a scrape falls into a moment: at most scrapes they have none."""
 
 _NO_VIOLATION: Final = "the drill breaks another invariant"
 
@@ -52,8 +46,6 @@ QUIET: Final[Mapping[str, str]] = {
     "QuiesceDrainSlow": "no drain takes half a second",
     "QuiesceWindowOverObjective": "no window is over its objective",
     "QuiesceWindowBudget": "windows take milliseconds of the hour",
-    "QuiesceCheckpointStalled": "no phase takes a minute",
-    "QuiesceGateClosedTooLong": "gates are closed for milliseconds",
     "QuiesceCleanupBacklog": "calls are cleared as they come",
     "QuiesceCleanupFailing": "every clear works",
     "QuiesceAdmissionFallback": "the sampler waits outside of a slot",
@@ -62,7 +54,9 @@ QUIET: Final[Mapping[str, str]] = {
 """Alerts that the recorded run gives no cause for."""
 
 EITHER: Final[Mapping[str, str]] = {
-    "QuiesceCheckpointFailing": "whether the save after the refused one comes within a minute is the pace's",
+    "QuiesceCheckpointFailing": "whether a scrape falls between the refused save and the one after it is the pace's",
+    "QuiesceCheckpointStalled": "whether a phase takes a sixtieth of its limit is the machine's",
+    "QuiesceGateClosedTooLong": "whether a scrape falls into the milliseconds for which a gate is closed is chance",
     "QuiesceCheckpointOverdue": "whether the resume takes three intervals is the machine's",
 }
 """Alerts that may have a cause or not."""

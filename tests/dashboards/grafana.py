@@ -15,7 +15,16 @@ from typing import Any, Final
 
 from quiesce_dashboards.rules import GENERATED
 
-__all__ = ["Expression", "Scope", "all_expressions", "dashboards", "label_query", "seconds"]
+__all__ = [
+    "Expression",
+    "Scope",
+    "all_expressions",
+    "dashboards",
+    "left_open",
+    "listed_by",
+    "picked",
+    "seconds",
+]
 
 WIDTH: Final = 1000
 """Pixels of a panel, and with that its points, unless it has a number of its own."""
@@ -55,7 +64,17 @@ _ROUNDED: Final = (
 )
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_RANGE: Final = re.compile(r"\[(\d+(?:ms|s|m|h|d))((?::\w*)?)\]")
 _VARIABLE: Final = re.compile(r"\$\{(?P<long>\w+)(?::(?P<format>\w+))?\}|\$(?P<short>\w+)")
+
+
+def left_open(expression: str) -> str:
+    """Return an expression as Prometheus 3 reads it, for a Prometheus 2: without what is as old as a range is long.
+
+    A sample exactly at the beginning of a range belongs to it before Prometheus 3. Times are whole milliseconds, so
+    a range that is one shorter begins after it.
+    """
+    return _RANGE.sub(lambda found: f"[{seconds(found[1]) * 1000 - 1:.0f}ms{found[2]}]", expression)
 
 
 def seconds(text: str) -> float:
@@ -170,13 +189,22 @@ def all_expressions(uid: str, dashboard: Mapping[str, Any]) -> Iterator[Expressi
             )
 
 
-def label_query(variable: Mapping[str, Any]) -> tuple[str, str]:
-    """Return selector and label of a variable that lists a label's values."""
+def listed_by(variable: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return what a variable lists: a selector and the label whose values it takes, or an expression and None."""
     query = variable["query"]
     text = query["query"] if isinstance(query, Mapping) else query
-    found = re.fullmatch(r"label_values\((?P<selector>.+),\s*(?P<label>\w+)\)", text)
+    if found := re.fullmatch(r"label_values\((?P<selector>.+),\s*(?P<label>\w+)\)", text):
+        return found["selector"], found["label"]
+    found = re.fullmatch(r"query_result\((?P<expression>.+)\)", text)
     assert found, f"{variable['name']}: {text}"
-    return found["selector"], found["label"]
+    return found["expression"], None
+
+
+def picked(variable: Mapping[str, Any], lines: Sequence[str]) -> list[str]:
+    """Return what a variable makes of the lines that it got: what its regular expression matches, or the group in it."""
+    pattern = (variable.get("regex") or "").removeprefix("/").removesuffix("/")
+    found = filter(None, (re.search(pattern, line) for line in lines))
+    return list(dict.fromkeys(each[1] if each.re.groups else each.string for each in found))
 
 
 def _panels(panels: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -272,7 +272,12 @@ def _target_variables(dashboard: Dashboard) -> Iterator[str]:
         return
     for name in _VARIABLES[1:]:
         each = variables[name]
-        if each["type"] != "query" or not re.search(rf",\s*{name}\)$", _query_text(each)):
+        asked = _query_text(each)
+        listed = re.search(rf"^label_values\(.*,\s*{name}\)$", asked) or (
+            re.search(rf"^query_result\(.*by \({name}\)", asked)
+            and each.get("regex") == f'/{name}="([^"]+)"/'
+        )
+        if each["type"] != "query" or not listed:
             yield f"{name} does not list the values of the label"
         if each.get("datasource") != _DATASOURCE:
             yield f"{name} asks another data source"
@@ -462,6 +467,10 @@ def _gaps(dashboard: Dashboard) -> Iterator[str]:
             spans = panel["fieldConfig"]["defaults"].get("custom", {}).get("spanNulls")
             if spans is not False and not (spans is None and panel["type"] == "state-timeline"):
                 yield f"{panel['title']} draws across gaps ({spans!r})"
+        if panel["type"] == "timeseries":
+            custom = panel["fieldConfig"]["defaults"]["custom"]
+            if (custom["drawStyle"], custom["showPoints"]) == ("line", "never"):
+                yield f"{panel['title']} does not draw a point that stands alone between two gaps"
 
 
 def _transformations(dashboard: Dashboard) -> Iterator[str]:
@@ -544,7 +553,14 @@ def _matchers(dashboard: Dashboard) -> Iterator[str]:
 
 def _rate_intervals(dashboard: Dashboard) -> Iterator[str]:
     for where, expression in every_expression(dashboard):
-        for window in re.findall(r"\[([^\]:]+)", expression):
+        compared = set(re.findall(r"(\w+\{[^}]*\}) offset \$__interval", expression))
+        for selector, window in re.findall(r"(\w+\{[^}]*\}|\w+)\[([^\]:]+)", expression):
+            # What is compared with its value a step ago looks into the step only for a process that began anew.
+            if window == "$__interval" and selector in compared:
+                continue
+            # One sample is enough for a value as it was.
+            if f"_over_time({selector}[{window}]" in expression:
+                continue
             if window not in {"$__rate_interval", "$__range"} and _seconds(window) < _LONG:
                 yield f"{where} looks at [{window}], which may hold a single sample"
         if re.search(r"\birate\s*\(", expression):
@@ -582,6 +598,18 @@ def _counters(dashboard: Dashboard) -> Iterator[str]:
                     yield f"{panel['title']}: {name} only ever grows, and is shown as it is"
                 if not counts and metric is not None and name in rated and metric.type == "gauge":
                     yield f"{panel['title']}: {name} is no counter, and its rate is asked for"
+
+
+def _once(dashboard: Dashboard) -> Iterator[str]:
+    for panel in _valued(dashboard):
+        bars = panel["fieldConfig"]["defaults"].get("custom", {}).get("drawStyle") == "bars"
+        if not bars and panel["type"] != "heatmap":
+            continue
+        if bars and panel["fieldConfig"]["defaults"]["custom"].get("barAlignment") != -1:
+            yield f"{panel['title']}: a bar stands elsewhere than over the time that it counts"
+        for target in panel["targets"]:
+            if "offset $__interval" not in target["expr"] or "$__rate_interval" in target["expr"]:
+                yield f"{panel['title']} {target['refId']} shows an event in several points, or in none"
 
 
 def _quantiles(dashboard: Dashboard) -> Iterator[str]:
@@ -653,6 +681,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "matchers": _matchers,
     "rate intervals": _rate_intervals,
     "counters": _counters,
+    "each event once": _once,
     "quantiles": _quantiles,
     "exemplars": _exemplars,
     "heatmaps": _heatmaps,
@@ -698,8 +727,9 @@ def _query_text(variable: Mapping[str, Any]) -> str:
 
 
 def _query_selector(variable: Mapping[str, Any]) -> str:
-    found = re.fullmatch(r"label_values\((?P<selector>.+),\s*\w+\)", _query_text(variable))
-    return found["selector"] if found else _query_text(variable)
+    asked = r"label_values\((?P<selector>.+),\s*\w+\)|query_result\((?P<expression>.+)\)"
+    found = re.fullmatch(asked, _query_text(variable))
+    return found["selector"] or found["expression"] if found else _query_text(variable)
 
 
 def _texts(dashboard: Dashboard) -> Iterator[tuple[str, str]]:

@@ -29,7 +29,7 @@ from quiesce_dashboards.rules import ALERTS_FILE, build
 from tests.alert_receiver import until
 from tests.alert_stack import TOOLS, free_port, program, prometheus
 
-__all__ = ["RUN", "Recording", "Series", "Server", "backfilled", "record"]
+__all__ = ["RUN", "Recording", "Series", "Server", "backfilled", "record", "selector"]
 
 RUN: Final = "mine"
 

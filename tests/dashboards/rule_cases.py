@@ -162,92 +162,73 @@ def _invariant(invariant: str) -> tuple[Case, ...]:
         ),
         Case("before the first scrape", last((GONE, 10), (590, 80)), {9: (), 10: fired, 55: ()}),
         Case("saves", last(*saves(count=6)), {9: (), 10: fired, 35: fired, 69: fired}, "each shows it"),
+        Case(
+            "fires",
+            last((0, 10), (600, 2), (STALE, 1), (GONE, 60)),
+            {9: (), 10: fired, 12: fired, 25: fired, 39: fired, 49: fired, 51: ()},
+            "also when the run halts at once, and its series are gone",
+        ),
     )
 
 
 # ------------------------------------------------------------------------------------------------- checkpoints
 
 
-def _saving(
-    failed: tuple[Run, ...], began: tuple[Run, ...], saved: tuple[Run, ...], now: tuple[Run, ...]
-) -> Told:
-    return (
-        told(names.CHECKPOINT_ATTEMPTS, *failed, outcome="failed", reason="disk")
-        .add(names.CHECKPOINT_ATTEMPTS, (0, 800), outcome="refused", reason="invariant")
-        .add(names.CHECKPOINT_PHASE_STARTED, *began, phase="drain")
-        .add(names.CHECKPOINT_PHASE_STARTED, (0, 800), phase="verify")
-        .add(names.CHECKPOINT_LAST_SUCCESS, *saved)
-        .add(names.CHECKPOINT_PHASE, *now, phase="drain")
-    )
-
-
 def _failing() -> tuple[Case, ...]:
     once = (Fired(HERE, "1"),)
-    began: tuple[Run, ...] = ((0, 10), (600, 10), (1200, 10), (1800, 40))
-    saved: tuple[Run, ...] = ((0, 10), (605, 20), (1805, 40))
-    idle: tuple[Run, ...] = ((0, 70),)
-    fails: tuple[Run, ...] = ((0, 20), (1, 50))
-    fresh: tuple[Run, ...] = (STALE, 1), (0, 40)
-    gap: tuple[Run, ...] = (STALE, 1), (1, 10)
+
+    def failed(*runs: Run) -> Told:
+        return told(names.CHECKPOINT_FAILURES, *runs)
+
     return (
         Case(
-            "fires", _saving(fails, began, saved, idle).series, {20: (), 21: once, 29: once, 35: once, 41: ()}
+            "fires", failed((0, 20), (1, 10), (0, 40)).series, {20: (), 21: once, 29: once, 35: once, 41: ()}
+        ),
+        Case("silent", failed((0, 70)).series, {15: (), 45: ()}, "when every attempt works"),
+        Case(
+            "silent",
+            failed((0, 10), (1, 1), (0, 60))
+            .add(names.CHECKPOINT_ATTEMPTS, (0, 10), (1, 70), outcome="failed", reason="io")
+            .add(names.CHECKPOINT_LAST_SUCCESS, (0, 11), (665, 70))
+            .add(names.CHECKPOINT_PHASE_STARTED, (0, 10), (600, 1), (660, 19), (1800, 40), phase="drain")
+            .add(names.CHECKPOINT_PHASE, (0, 71), phase="drain")
+            .add(names.CHECKPOINT_ATTEMPTS, (0, 30), (1, 40), outcome="cancelled", reason="cancelled")
+            .series,
+            {11: (), 15: (), 31: (), 32: (), 45: ()},
+            "when one failed, the next was published, and a later one is cancelled",
         ),
         Case(
             "silent",
-            _saving(((1, 70),), saves(count=6), saves(count=6, offset=5), pulses(1, 3, count=6)).series,
-            {12: (), 31: (), 45: ()},
-            "when the attempts after a failed one worked, also while one is under way",
-        ),
-        Case(
-            "silent",
-            told(names.CHECKPOINT_PHASE_STARTED, *saves(count=6), phase="drain")
+            failed((0, 70))
+            .add(names.CHECKPOINT_PHASE_STARTED, *saves(count=6), phase="drain")
             .add(names.CHECKPOINT_LAST_SUCCESS, (0, 70))
-            .add(names.CHECKPOINT_ATTEMPTS, (0, 70), outcome="failed", reason="disk")
-            .add(names.CHECKPOINT_PHASE, (0, 70), phase="drain")
             .series,
             {15: (), 45: ()},
             "for a program that uses windows and publishes nothing",
         ),
         Case(
             "restart",
-            _saving(
-                ((0, 20), (1, 5), *fresh),
-                ((0, 20), (1200, 5), *fresh),
-                ((0, 20), (605, 5), *fresh),
-                ((0, 25), *fresh),
-            ).series,
+            failed((0, 20), (1, 5), (STALE, 1), (0, 40)).series,
             {24: once, 25: once, 40: ()},
             "the new process has not failed yet",
         ),
         Case(
             "missed scrape",
-            _saving(
-                ((0, 20), (1, 5), *gap),
-                ((0, 20), (1200, 5), (STALE, 1), (1200, 10)),
-                ((605, 25), (STALE, 1), (605, 10)),
-                ((0, 25), (STALE, 1), (0, 10)),
-            ).series,
+            failed((0, 20), (1, 5), (STALE, 1), (1, 10)).series,
             {24: once, 25: once, 26: once},
         ),
+        Case("before the first scrape", failed((GONE, 10), (1, 20)).series, {10: (), 11: once}),
         Case(
-            "before the first scrape",
-            _saving(
-                ((GONE, 10), (1, 20)), ((GONE, 10), (590, 20)), ((GONE, 10), (0, 20)), ((GONE, 10), (0, 20))
-            ).series,
-            {10: (), 11: once},
+            "saves",
+            failed((0, 10), *((n, 10) for n in range(1, 7))).series,
+            {10: (), 11: once, 20: (Fired(HERE, "2"),), 33: (Fired(HERE, "3"),), 65: (Fired(HERE, "6"),)},
+            "each fails, one of them while the next is under way",
         ),
         Case(
             "saves",
-            _saving(steps(1, count=6), saves(count=6), ((0, 70),), pulses(1, 2, count=6)).series,
-            {13: once, 20: once, 21: once, 33: (Fired(HERE, "3"),), 65: (Fired(HERE, "6"),)},
-            "each fails, and is under way for two minutes",
-        ),
-        Case(
-            "saves",
-            _saving(((0, 70),), saves(count=6), saves(count=6, offset=5), pulses(1, 3, count=6)).series,
-            {11: (), 35: (), 69: ()},
-            "each works",
+            failed((0, 12), (1, 1), (0, 9), (1, 1), (0, 9), (1, 1), (0, 40)).series,
+            {12: (), 13: (), 22: (), 35: (), 60: ()},
+            "each fails once and is published at its second try",
         ),
     )
 
@@ -487,7 +468,13 @@ def _lasting(
 
 
 def _counting(
-    metric: names.Metric, many: float, few: float, *, every: float | None = None, **labels: str
+    metric: names.Metric,
+    many: float,
+    few: float,
+    *,
+    every: float | None = None,
+    kept: tuple[str, ...] = (),
+    **labels: str,
 ) -> tuple[Case, ...]:
     """Cases of a counter that must not grow much in an hour.
 
@@ -496,11 +483,12 @@ def _counting(
         many: A growth that is too much.
         few: One that is not.
         every: A growth at every save that is too much in an hour, if there is one.
+        kept: Labels of its own that the alert keeps.
         labels: The counter's own.
     """
 
     def fired(value: float) -> tuple[Fired, ...]:
-        return (Fired(HERE, f"{value:.0f}"),)
+        return (Fired({**HERE, **{name: labels[name] for name in kept}}, f"{value:.0f}"),)
 
     def counter(*runs: Run) -> dict[str, tuple[Run, ...]]:
         return Told().add(metric, *runs, at={**HERE, **labels}).series
@@ -531,33 +519,80 @@ def _counting(
     )
 
 
+def _beside_another() -> tuple[Case, ...]:
+    """Cases of an exporter that loses what another one takes."""
+    grows: tuple[Run, ...] = ((0, 10), (500, 90))
+    told_once = told(names.TELEMETRY_SPANS, *grows, fate="exported")
+    recorded = told_once.add(names.TELEMETRY_SINK_SPANS, *grows, sink="recorder", fate="exported")
+    taken = dict(recorded.series)
+    lost = recorded.add(names.TELEMETRY_SINK_SPANS, *grows, sink="otlp", fate="failed").series
+    return (
+        Case("silent", taken, {10: (), 30: (), 80: ()}, "when the only exporter takes everything"),
+        Case(
+            "fires",
+            lost,
+            {
+                9: (),
+                10: (Fired({**HERE, "sink": "otlp"}, "500"),),
+                30: (Fired({**HERE, "sink": "otlp"}, "500"),),
+            },
+            "for a collector that is away, though the recorder has every span",
+        ),
+    )
+
+
 def _run_down() -> tuple[Case, ...]:
     up = names.Metric("up", "gauge", "Whether the last scrape worked")
-    target = {key: HERE[key] for key in ("instance", "job")}
     fired = (Fired(HERE),)
+    after = (Fired(THERE, instance="host:9465 "),)
 
-    def run(answers: tuple[Run, ...], seen: tuple[Run, ...], finished: tuple[Run, ...]) -> dict[str, Any]:
+    def run(
+        answers: tuple[Run, ...],
+        seen: tuple[Run, ...],
+        finished: tuple[Run, ...],
+        at: Mapping[str, str] = HERE,
+    ) -> dict[str, tuple[Run, ...]]:
+        target = {key: at[key] for key in ("instance", "job")}
         return (
             told(up, *answers, at=target)
-            .add(names.RUN_STARTED, *seen)
-            .add(names.RUN_STATE, *finished, state="finished")
+            .add(names.RUN_STARTED, *seen, at=at)
+            .add(names.RUN_STATE, *finished, at=at, state="finished")
             .series
         )
 
     died: tuple[Run, ...] = ((1, 10), (0, 50))
     seen: tuple[Run, ...] = ((5, 10), (STALE, 1))
+    going: tuple[Run, ...] = ((0, 10), (STALE, 1))
+    # It was killed, so its target is still there; another process goes on, and Prometheus finds that too.
+    killed = run(((1, 10), (0, 600)), seen, going)
+    resumed = run(((GONE, 11), (1, 600)), ((GONE, 11), (640, 600)), ((GONE, 11), (0, 600)), THERE)
+    sibling = run(((1, 600),), ((8, 600),), ((0, 600),), THERE)
     return (
-        Case("fires", run(died, seen, ((0, 10), (STALE, 1))), {9: (), 11: (), 12: fired, 23: fired, 30: ()}),
+        Case("fires", run(died, seen, going), {9: (), 11: (), 12: fired, 23: fired, 45: fired}),
+        Case(
+            "fires", killed, {12: fired, 90: fired, 340: fired, 372: ()}, "for six hours, if nobody resumes"
+        ),
+        Case(
+            "fires",
+            {**killed, **sibling},
+            {11: (), 12: fired, 40: fired},
+            "for one of two processes that began together",
+        ),
         Case(
             "silent",
             run(died, seen, ((0, 9), (1, 1), (STALE, 1))),
             {12: (), 20: (), 40: ()},
             "after a clean end",
         ),
-        Case("silent", told(up, (0, 60), at=target).series, {12: (), 50: ()}, "for what never was a run"),
+        Case(
+            "silent",
+            told(up, (0, 60), at={key: HERE[key] for key in ("instance", "job")}).series,
+            {12: (), 50: ()},
+            "for what never was a run",
+        ),
         Case(
             "restart",
-            run(((1, 10), (0, 1), (1, 50)), ((5, 10), (STALE, 1), (660, 50)), ((0, 10), (STALE, 1), (0, 50))),
+            run(((1, 10), (0, 1), (1, 50)), ((5, 10), (STALE, 1), (660, 50)), (*going, (0, 50))),
             {11: (), 13: (), 20: ()},
             "that is quick",
         ),
@@ -571,9 +606,47 @@ def _run_down() -> tuple[Case, ...]:
             {14: (), 19: fired},
             "of a finished run, which then dies",
         ),
+        Case("restart", {**killed, **resumed}, {12: (), 14: (), 40: ()}, "on another port"),
+        Case(
+            "restart",
+            {
+                **run(((GONE, 10), (1, 1), (0, 600)), ((GONE, 10), (590, 1), (STALE, 1)), ((GONE, 12),)),
+                **run(((GONE, 12), (1, 600)), ((GONE, 12), (690, 600)), ((GONE, 12), (0, 600)), THERE),
+            },
+            {13: (), 14: (), 40: ()},
+            "on another port, of a process that was scraped once",
+        ),
+        Case(
+            "restart",
+            {
+                **killed,
+                **run(
+                    ((GONE, 11), (1, 10), (STALE, 1)),
+                    ((GONE, 11), (640, 10), (STALE, 1)),
+                    ((GONE, 11), (0, 9), (1, 1), (STALE, 1)),
+                    THERE,
+                ),
+            },
+            {14: (), 25: (), 60: ()},
+            "on another port, and a clean end",
+        ),
+        Case(
+            "restart",
+            {
+                **killed,
+                **run(
+                    ((GONE, 11), (1, 10), (0, 600)),
+                    ((GONE, 11), (640, 10), (STALE, 1)),
+                    ((GONE, 11), (0, 10), (STALE, 1)),
+                    THERE,
+                ),
+            },
+            {14: (), 22: (), 23: after, 60: after},
+            "on another port, and that one is killed as well: it is the one that is down",
+        ),
         Case(
             "missed scrape",
-            run(((1, 10), (0, 1), (1, 50)), ((5, 10), (STALE, 1), (5, 50)), ((0, 10), (STALE, 1), (0, 50))),
+            run(((1, 10), (0, 1), (1, 50)), ((5, 10), (STALE, 1), (5, 50)), (*going, (0, 50))),
             {10: (), 12: (), 20: ()},
         ),
         Case(
@@ -615,6 +688,8 @@ CASES: Final[dict[str, tuple[Case, ...]]] = {
     "QuiesceTelemetryDropping": (
         *_counting(names.TELEMETRY_SPANS, 200, 50, every=50, fate="dropped"),
         *_counting(names.OBSERVER_ERRORS, 2, 0),
+        *_counting(names.TELEMETRY_SINK_SPANS, 200, 50, every=50, kept=("sink",), sink="otlp", fate="failed"),
+        *_beside_another(),
     ),
     "QuiesceRunDown": _run_down(),
 }

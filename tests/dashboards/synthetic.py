@@ -15,7 +15,7 @@ from quiesce.barrier import KINDS
 from quiesce.telemetry import names
 from tests.dashboards.recorded import selector
 
-__all__ = ["DAY", "RUN", "SCRAPE", "day"]
+__all__ = ["DAY", "RUN", "SCRAPE", "STATE", "day"]
 
 RUN: Final = "long"
 DAY: Final = 86_400
@@ -25,6 +25,9 @@ SAVE_EVERY: Final = 5
 
 VIOLATED_AT: Final = DAY - 900
 """Seconds into the day at which one invariant is violated, so that its alert fires at the end."""
+
+STATE: Final = "running"
+"""The state that the run is in all day."""
 
 STEP: Final = 45.0
 """Seconds of a trainer step."""
@@ -130,9 +133,10 @@ def _value(metric: names.Metric, labels: dict[str, str], n: int, begin: float) -
         "invariant_active": 1,
         "capability": 1,
         "run_info": 1,
-        "run_state": labels.get("state") == "training",
+        "run_state": labels.get("state") == STATE,
         "invariant_violations_total": labels.get("invariant") == "single_owner" and n * SCRAPE >= VIOLATED_AT,
         "checkpoint_phase": 0,
+        "checkpoint_failures_since_success": 0,
         "snapshot_gate_closed": 0,
         "telemetry_observer_errors_total": 0,
         "trainer_version": n * SCRAPE // STEP,

@@ -55,6 +55,16 @@ def series_of(dashboard: Mapping[str, Any]) -> dict[str, Any]:
     return panel_of(dashboard, "timeseries")
 
 
+def bars_of(dashboard: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is said of the drawing of the first panel of bars."""
+    drawn: list[dict[str, Any]] = [
+        panel["fieldConfig"]["defaults"]["custom"]
+        for panel in every_panel(dashboard)
+        if panel["type"] == "timeseries"
+    ]
+    return next(custom for custom in drawn if custom["drawStyle"] == "bars")
+
+
 def target_of(dashboard: Mapping[str, Any], kind: str = "timeseries") -> dict[str, Any]:
     """Return the first query of the first panel of a type."""
     found: dict[str, Any] = panel_of(dashboard, kind)["targets"][0]
@@ -158,6 +168,7 @@ BROKEN: Final[list[tuple[str, str, Break]]] = [
     ("data sources", "a bare name", _set(series_of, datasource="prometheus")),
     ("data sources", "a query of another", _set(target_of, datasource={"type": "loki", "uid": "x"})),
     ("gaps", "a line across", lambda d: _defaults(d)["custom"].update(spanNulls=True)),
+    ("gaps", "no lone point", lambda d: _defaults(d)["custom"].update(drawStyle="line", showPoints="never")),
     ("transformations", "another one", _set(series_of, transformations=[{"id": "calculateField"}])),
     ("colours", "the theme's", _set(_defaults, color={"mode": "fixed", "fixedColor": "red"})),
     ("targets", "no query", _set(series_of, targets=[])),
@@ -195,6 +206,18 @@ BROKEN: Final[list[tuple[str, str, Break]]] = [
         "counters",
         "a gauge's rate",
         _expression(f"rate(quiesce_dataplane_rows{{{CHOSEN}}}[$__rate_interval])"),
+    ),
+    (
+        "each event once",
+        "a window of four scrapes",
+        lambda d: target_of(d, "heatmap").update(
+            expr=f"sum by (le) (increase(quiesce_mutation_hold_seconds_bucket{{{CHOSEN}}}[$__rate_interval]))"
+        ),
+    ),
+    (
+        "each event once",
+        "bars around their points",
+        _set(bars_of, barAlignment=0),
     ),
     (
         "quantiles",

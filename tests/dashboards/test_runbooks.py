@@ -1,11 +1,14 @@
 """The runbooks: one page an alert, whole, and nothing that does not exist in them."""
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from quiesce_dashboards.alerts import INVARIANT_ALERTS, alerts
+from quiesce_dashboards.objectives import AlertConfig
 from quiesce_dashboards.queries import check_expression
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
@@ -52,6 +55,18 @@ def test_the_index_lists_every_page() -> None:
     for name, alert in ALERTS.items():
         row = f"| [{name}]({name}.md) | "
         assert row in (critical if alert.severity == "critical" else warning)
+
+
+def test_the_index_lists_every_number() -> None:
+    """Each key that a file may have, in its order, with its default."""
+    part = (
+        (RUNBOOKS / "index.md").read_text(encoding="utf-8").partition("## The numbers")[2].partition("## ")[0]
+    )
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", part, re.MULTILINE)
+    told = {key: yaml.safe_load(default) for key, default in rows}
+
+    assert told == dataclasses.asdict(AlertConfig())
+    assert list(told) == [each.name for each in dataclasses.fields(AlertConfig)]
 
 
 @pytest.mark.parametrize("name", PAGES)

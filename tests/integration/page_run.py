@@ -21,6 +21,8 @@ from quiesce.telemetry.enable import enable_metrics
 from quiesce.training import TrainBatch
 from tests.run_rig import Run, result_of, sampler
 
+SAVE_EVERY_STEPS = 6
+
 
 class Busy(Run):
     """A run whose reward rises and whose loss falls."""
@@ -52,16 +54,17 @@ async def main() -> None:
 
     run = Busy(
         Path(folder),
-        sampler=sampler("windowed", 3),
+        sampler=sampler("in_order", 3),
         prompts=400,
         epochs=1000,
         generate=generate,
         before_step=before,
         sync_weights=sync,
     )
-    built = run.start(resume=resume, save_every_steps=6, audit=AuditConfig(drills=True))
+    built = run.start(resume=resume, save_every_steps=SAVE_EVERY_STEPS, audit=AuditConfig(drills=True))
     hub: Hub = built._hub  # noqa: SLF001 - the rig makes it
     handle = enable_metrics(name, 0, hub=hub, run_dir=Path(folder), exporters=["recorder"])
+    handle.expect_checkpoints(steps=SAVE_EVERY_STEPS)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, built.request_stop)
     print(handle.url, flush=True)  # noqa: T201 - how it tells that it is there
     try:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from quiesce.cli import view
+from quiesce.cli.view import read_content
 from quiesce.view.programs import find_programs
 from quiesce.view.session import listen, serve
 
@@ -135,7 +135,7 @@ def mechanics() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    content = view._content()  # noqa: SLF001 - what the command shows
+    content = read_content()
     content = dataclasses.replace(
         content, dashboards={**content.dashboards, "mechanics": json.dumps(mechanics())}
     )

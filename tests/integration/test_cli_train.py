@@ -73,6 +73,9 @@ def test_a_first_run_says_what_it_did_and_complains_about_nothing(
         "exclusive ",
         "warming up",
         "quiesce audit run",
+        "recording    run/telemetry",
+        "quiesce report run",
+        "quiesce view run",
     ):
         assert told in done.stdout
     assert set(trained(run_dir).values()) == {1}
@@ -93,6 +96,11 @@ def test_a_run_folder_holds_what_the_summary_names(
     assert sum(line["event"] == "checkpoint.published" for line in lines) == STEPS // 2 + 1
     assert {family.name for family in families} >= FAMILIES
     assert not (run_dir / "metrics.json").exists()
+    assert {path.name.partition("-")[0] for path in (run_dir / "telemetry").iterdir()} >= {
+        "spans",
+        "samples",
+        "events",
+    }
     assert load_config(run_dir / "config.yaml", []) == load_config("tiny", list(SMALL[1:]))
     assert len(checkpoints(run_dir)) == 2
     assert found["ok"]

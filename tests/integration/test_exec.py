@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.otlp_receiver import http_receiver
+
 QUIESCE = [sys.executable, "-m", "quiesce.cli.main"]
 
 FOREIGN = """
@@ -123,6 +125,34 @@ def test_a_target_file_is_there_while_the_endpoint_serves(tmp_path: Path) -> Non
     (told,) = json.loads(done.stdout.strip().splitlines()[-1])
     assert told["targets"][0].startswith("127.0.0.1:")
     assert list(targets.iterdir()) == []
+
+
+@pytest.mark.parametrize("rank", ["RANK", "SLURM_PROCID"])
+def test_a_rank_that_is_not_the_first_says_and_makes_nothing(tmp_path: Path, rank: str) -> None:
+    """Nor does it look at the port, which the first one has by then, perhaps on the same machine."""
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        command = [*QUIESCE, "exec", "--port", str(taken.getsockname()[1]), "--run-dir", "r", "--"]
+        done = run(tmp_path, command, env={rank: "1"})
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "0", "")
+    assert not (tmp_path / "r").exists()
+
+
+def test_opentelemetrys_own_variable_names_the_exporter(tmp_path: Path) -> None:
+    """``OTEL_TRACES_EXPORTER=otlp`` is what whoever knows OpenTelemetry tries first."""
+    with http_receiver() as (url, received):
+        env = {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": url}
+        done = run(tmp_path, [*QUIESCE, "exec", "--port", "0", "--run-dir", "r", "--"], env=env)
+    assert done.returncode == 0, done.stderr
+    assert {span.name for span in received.spans()} >= {"quiesce.slot", "quiesce.window"}
+    assert {path.name.partition("-")[0] for path in (tmp_path / "r" / "telemetry").iterdir()} >= {
+        "events",
+        "samples",
+        "slots",
+    }
 
 
 def test_the_exit_code_and_the_signals_are_the_commands(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def test_telemetry_changes_neither_prompts_nor_their_order(zygote: Zygote, tmp_p
     for name, switch in (("on", "metrics.enabled=true"), ("off", "metrics.enabled=false")):
         code, run = zygote.run("train", *SMALL, *words, switch, "--run-dir", name, cwd=tmp_path)
         assert code == 0, run.output
+        assert (f"quiesce report {name}" in run.output) == (name == "on")  # there is something to report
 
     on, off = prompts(tmp_path / "on"), prompts(tmp_path / "off")
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import re
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,56 @@ async def test_a_real_run_is_on_the_page(tmp_path: Path, monkeypatch: pytest.Mon
     assert sum(grown.total for grown in data.counters["quiesce_mutation_sections_total"].values()) > 60
     page = write_report(run.path)
     assert "15" in re.sub(r"<script.*?</script>", "", page.read_text(), flags=re.DOTALL)
+
+
+STUCK = """
+import asyncio, os, signal, sys
+import quiesce
+
+async def main():
+    hub = quiesce.Hub()
+    barrier = quiesce.DataPlaneCheckpointBarrier(hub=hub)
+    quiesce.enable_metrics("stuck", port=0, hub=hub, run_dir=sys.argv[1])
+
+    async def save():
+        async with barrier.checkpoint():
+            pass
+
+    async def hold(opened):
+        async with barrier.mutation("group_commit"):
+            opened.set()
+            await asyncio.Event().wait()
+
+    await save()
+    opened = asyncio.Event()
+    holder = asyncio.create_task(hold(opened))
+    await opened.wait()
+    saving = asyncio.create_task(save())
+    await asyncio.sleep(0.5)  # that long it drains
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(saving, 10)
+
+asyncio.run(main())
+"""
+
+
+def test_a_run_that_was_told_to_end_in_a_stuck_drain_is_not_said_to_have_saved_nothing(
+    tmp_path: Path,
+) -> None:
+    """A real process with a real SIGTERM, over before its first sample was due: the page says what it hung on."""
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK, str(tmp_path)], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == -signal.SIGTERM, done.stderr
+
+    data = collect(Recording.open(tmp_path))
+    (cut,) = data.cut_offs
+    assert data.outcomes == {"completed": 1, "cut off": 1}
+    assert (cut.phase, [holder.kind for holder in cut.holders]) == ("drain", ["group_commit"])
+    assert data.ended - data.started > cut.seconds > 0.4
+    text = re.sub(r"<(script|style).*?</\1>", "", write_report(tmp_path).read_text(), flags=re.DOTALL)
+    assert "1 completed, 1 cut off." in text
+    assert "No window waited for a slot" not in text
 
 
 def test_a_day_makes_a_page_that_is_no_burden(day: Path) -> None:

@@ -6,9 +6,11 @@ import asyncio
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
 from quiesce import GenerationRequest, GroupResult, RunSummary
 from quiesce.observers import Hub
@@ -107,13 +109,17 @@ def test_attributes_and_parents_are_those_of_the_catalogue(watched: Watched) -> 
             assert spans[span.parent_id].name == spec.parent
             assert spans[span.parent_id].trace_id == span.trace_id
         else:
-            # A group that was restored began in another life; its rollout has no group's span above it there.
-            assert not spec.parent or span.name == "quiesce.rollout"
+            assert not spec.parent
 
 
 def test_every_family_of_the_catalogue_is_scraped_and_no_other(watched: Watched) -> None:
-    """But those of a GPU, which there is none."""
-    wanted = {metric.family for metric in names.METRICS.values() if "gpu" not in metric.needs}
+    """But those of a GPU and of engines, of which there are none."""
+    absent = {"gpu", "engine"}
+    wanted = {
+        metric.family
+        for metric in names.METRICS.values()
+        if not metric.needs or not absent.issuperset(metric.needs)
+    }
 
     assert watched.families == wanted
 
@@ -125,6 +131,98 @@ def test_every_slot_has_exactly_one_fate(watched: Watched) -> None:
         assert totals["sampled"] == totals["dropped"] == totals["failed"] == 0
     slots = watched.kept.named("quiesce.slot")
     assert len(slots) == sum(closed for _, closed in watched.fates)
+
+
+def test_a_restore_tells_all_of_its_parts(watched: Watched) -> None:
+    """Whatever the second life restored, in order, within its span."""
+    restored = watched.kept.one("quiesce.restore")
+    parts = watched.kept.named("quiesce.restore.part")
+
+    told = [str(part.attributes["quiesce.part"]) for part in parts]
+    assert told == ["verify", "prompts", "trainer", "rows", "documents"]
+    assert set(told) == set(names.RESTORE_PARTS) - {names.OTHER}
+    assert {part.parent_id for part in parts} == {restored.span_id}
+    assert {part.status for part in parts} == {restored.status} == {"ok"}
+    assert restored.start_ns == parts[0].start_ns
+    assert restored.end_ns == parts[-1].end_ns
+    assert all(one.end_ns <= other.start_ns for one, other in pairwise(parts))
+
+
+def test_what_is_told_of_a_restored_group_is_in_its_trace(watched: Watched) -> None:
+    """Its life in the second process begins with the restore, and holds its rollouts there."""
+    restored = watched.kept.one("quiesce.restore")
+    groups = [
+        span
+        for span in watched.kept.named("quiesce.group")
+        if span.attributes["quiesce.from"] != "read" and not span.cut_off
+    ]
+
+    assert {span.attributes["quiesce.from"] for span in groups} >= {"ledger"}
+    assert {span.start_ns for span in groups} == {restored.end_ns}
+    parents = {span.parent_id for span in watched.kept.named("quiesce.rollout")}
+    assert parents & {span.span_id for span in groups}
+
+
+def test_every_hand_over_of_weights_has_a_span(watched: Watched) -> None:
+    """One before the first rollout of each life, and one after each step."""
+    synced = [span.attributes["quiesce.version"] for span in watched.kept.named("quiesce.weight_sync")]
+    steps = [span for span in watched.kept.named("quiesce.train.step") if span.status == "ok"]
+
+    assert synced[0] == 0
+    assert len(synced) == len(steps) + 2
+
+
+@pytest.mark.parametrize("corrupt", [False, True])
+@in_virtual_time
+async def test_a_restore_belongs_under_what_the_application_does(tmp_path: Path, *, corrupt: bool) -> None:
+    """Its checkpoint is looked for in a thread, which is nobody else's; so is one that turns out to be corrupt."""
+    run = Run(tmp_path / "run", in_memory=True)
+    await run.go(save_every_steps=2)
+    if corrupt:
+        newest = max(path for path in run.folder.checkpoints.iterdir() if path.name != "step_0")
+        (newest / "ledger.json").write_bytes(b"{}")
+    built = run.start(resume=True)
+    hub: Hub = built._hub  # noqa: SLF001 - the rig makes it
+    kept = Kept()
+    telemetry = RunTelemetry(hub, sinks={"kept": kept}, budget=0)
+    telemetry.start(thread=False)
+    telemetry.converter.convert()  # finds OpenTelemetry
+
+    with TracerProvider().get_tracer("app").start_as_current_span("resume") as outer:
+        await built.run(resume=True)
+    run.folder.close()
+    telemetry.close(10)
+
+    around = outer.get_span_context()
+    restored = kept.named("quiesce.restore")
+    assert len(restored) == 1 + corrupt
+    assert {(span.trace_id, span.parent_id) for span in restored} == {(around.trace_id, around.span_id)}
+
+
+@in_virtual_time
+async def test_a_trainer_whose_state_cannot_be_loaded_is_a_restore_that_failed(tmp_path: Path) -> None:
+    """Its span says in which part, and that is an error."""
+    run = Run(tmp_path / "run", in_memory=True)
+    await run.go(save_every_steps=2)
+    built = run.start(resume=True)
+    hub: Hub = built._hub  # noqa: SLF001 - the rig makes it
+    kept = Kept()
+    telemetry = RunTelemetry(hub, sinks={"kept": kept}, budget=0)
+    telemetry.start(thread=False)
+
+    async def load(directory: Path) -> None:
+        raise EOFError(directory)
+
+    run.weights.load = load  # type: ignore[method-assign] # a state that is cut short
+    with pytest.raises(EOFError):
+        await built.run(resume=True)
+    run.folder.close()
+    telemetry.close(10)
+
+    restored = kept.one("quiesce.restore")
+    told = {part.attributes["quiesce.part"]: part.status for part in kept.named("quiesce.restore.part")}
+    assert told == {"verify": "ok", "prompts": "ok", "trainer": "error"}
+    assert (restored.status, restored.attributes["quiesce.outcome"]) == ("error", "failed")
 
 
 def test_every_group_can_be_followed_to_its_end(watched: Watched) -> None:

@@ -408,6 +408,25 @@ async def test_weights_are_handed_over_after_every_version() -> None:
 
 
 @in_virtual_time
+async def test_a_wait_that_lasts_is_reported_while_it_lasts() -> None:
+    """Second by second, and the rest when it is over: nothing is lost or told twice."""
+    before: list[int] = []
+
+    async def sync(_: int) -> None:
+        await asyncio.sleep(2.5)
+        before.append(sum(cause == "sync" for cause, _ in scene.recorder.of("train_idled")))
+
+    scene = Training(window=1, sync=sync)
+    await scene.batch(1, ends=True, last=True)
+
+    await scene.pump.run()
+
+    told = [ns for cause, ns in scene.recorder.of("train_idled") if cause == "sync"]
+    assert before == [2]
+    assert len(told) == 3
+
+
+@in_virtual_time
 async def test_stale_groups_are_aborted_and_evicted_between_steps() -> None:
     """What a new version makes stale leaves in one slot each, and the workers are cancelled outside of it."""
     active: list[int] = []

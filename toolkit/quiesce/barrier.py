@@ -603,19 +603,32 @@ class DataPlaneCheckpointBarrier:
             mutation_version=self._version,
         )
 
-    def slots_now(self) -> list[tuple[str, int, int | None]]:
+    def slots_now(self) -> list[tuple[str, int, int | None, asyncio.Task[Any] | None]]:
         """Return the slots that are open or wait right now; may be called from any thread.
 
         Returns:
-            Of each its kind, and when it asked and opened (None: it waits), by the barrier's clock.
+            Of each its kind, when it asked and opened (None: it waits), by the barrier's clock, and its task.
         """
-        slots: list[tuple[str, int, int | None]] = [
-            (slot.kind, slot._asked_ns, slot._opened_ns) for slot in list(self._open)
+        slots: list[tuple[str, int, int | None, asyncio.Task[Any] | None]] = [
+            (slot.kind, slot._asked_ns, slot._opened_ns, slot._task) for slot in list(self._open)
         ]
         return slots + [
-            (section.kind, section._asked_ns, None)
+            (section.kind, section._asked_ns, None, section._task)
             for section in list(self._queue)
             if section.side == "mutation"
+        ]
+
+    def draining_now(self, now_ns: int) -> list[tuple[str, tuple[tuple[str, str, int, int], ...]]]:
+        """Return the windows that wait right now; may be called from any thread.
+
+        Args:
+            now_ns: The time, by the barrier's clock: until when a slot that is open delays them.
+
+        Returns:
+            Of each its id, and what has delayed it so far, as the hook ``window_abandoned`` tells it.
+        """
+        return [
+            (cut.window_id, (*cut._delayed_by, *self._still_open(cut, now_ns))) for cut in list(self._asking)
         ]
 
     # ------------------------------------------------------------------------------------------ the protocol
@@ -806,7 +819,7 @@ class DataPlaneCheckpointBarrier:
         return slot.kind, self._task_name(slot._task), max(0, opened - asked), until_ns - asked
 
     def _still_open(self, window: CheckpointCut, now: int) -> list[tuple[str, str, int, int]]:
-        return [self._delay(slot, window, now) for slot in self._open]
+        return [self._delay(slot, window, now) for slot in list(self._open)]
 
 
 def held_cut() -> Cut | None:

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import logging
 import time
@@ -66,7 +67,7 @@ from quiesce.spares import SparePool
 from quiesce.stalls import StallWatch
 from quiesce.sweep import sweep_every
 from quiesce.threads import DaemonExecutor
-from quiesce.training import SyncWeights, TrainPump, TrainStep
+from quiesce.training import SyncWeights, TrainPump, TrainStep, hand_over_weights
 from quiesce.workers import GenerationWorkers, NoWorkers
 
 if TYPE_CHECKING:
@@ -314,7 +315,8 @@ class Controller:
         checkpointer = self._checkpointer(owners, admission, dataplane, loaded, fence)
         stack.push_async_callback(checkpointer.close)
         if self._sync_weights is not None:
-            await self._sync_weights(owners.versions.value)
+            version = owners.versions.value
+            await hand_over_weights(self._sync_weights, version, hub=self._hub, clock=self._clock)
         if loaded is None:
             await self._save_start(checkpointer)
         else:
@@ -620,9 +622,11 @@ class Controller:
         return max(window, loaded.state.sampler.cursor - loaded.state.trainer_version)
 
     async def _load(self) -> LoadedCheckpoint:
-        return await self._blocking(
+        load = functools.partial(
             load_newest, self._folder.path, accept_suspect=self._accept_suspect, hub=self._hub
         )
+        # With its context, because hooks of the restore are called in there, and its span has a parent.
+        return await self._blocking(contextvars.copy_context().run, load)
 
     async def _restore(
         self, loaded: LoadedCheckpoint, owners: Owners, admission: Admission, dataplane: DataPlane
@@ -632,8 +636,12 @@ class Controller:
             owners.next_admission_id = restored.next_admission_id
             owners.step = restored.step
 
-        position = await self._source.seek(loaded.state.position)
-        await self._trainer_state.load(loaded.trainer_directory)
+        position = owners.position
+
+        async def seek() -> None:
+            nonlocal position
+            position = await self._source.seek(loaded.state.position)
+
         run = await restore_into(
             loaded,
             RestoreTargets(
@@ -648,6 +656,10 @@ class Controller:
                 admission=admission,
                 capacity=owners.capacity,
                 apply=apply,
+                beforehand={
+                    "prompts": seek,
+                    "trainer": lambda: self._trainer_state.load(loaded.trainer_directory),
+                },
                 staging=self._staging,
                 hub=self._hub,
             ),

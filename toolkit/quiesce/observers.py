@@ -134,7 +134,10 @@ class Observer:
         """An optimizer step ended (``skipped``: a step whose target was 0 groups)."""
 
     def train_idled(self, cause: str, ns: int) -> None:
-        """The train pump waited, for ``groups`` or for a ``sync`` of weights."""
+        """The train pump waited, for ``groups`` or for a ``sync`` of weights; a wait that lasts is told second by second."""
+
+    def weight_sync_started(self, version: int) -> None:
+        """Giving the workers the weights of that version began."""
 
     def weight_synced(self, version: int, ns: int, outcome: str) -> None:
         """Giving the workers the weights of that version ended."""
@@ -186,10 +189,17 @@ class Observer:
     def dataplane_operated(self, op: str, ns: int, rows: int, outcome: str) -> None:
         """The data plane finished ``put``, ``get``, ``clear``, ``keys``, ``snapshot`` or ``write``."""
 
+    def restore_started(self) -> None:
+        """A restore began: a checkpoint is looked for, and verified; a corrupt one ends it, and the next one begins."""
+
     def restore_ended(
         self, outcome: str, reason: str, parts: Mapping[str, int], groups: Mapping[str, int]
     ) -> None:
-        """A restore ended; ``parts`` has nanoseconds by part, ``groups`` the restored groups by owner."""
+        """A restore ended; ``parts`` has nanoseconds by part, ``groups`` the restored groups by owner.
+
+        Parts are in the order in which they were done; the last one of a restore that did not complete is where it
+        ended.
+        """
 
     def invariant_checked(self, name: str) -> None:
         """An invariant was evaluated."""

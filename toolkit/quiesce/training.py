@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -32,10 +33,13 @@ if TYPE_CHECKING:
     from quiesce.rollouts import Rollouts
     from quiesce.types import BufferEntry, RowKey
 
-__all__ = ["SyncWeights", "TrainBatch", "TrainPump", "TrainStep"]
+__all__ = ["IDLE_TOLD_SECONDS", "SyncWeights", "TrainBatch", "TrainPump", "TrainStep", "hand_over_weights"]
 
 Fields = Mapping[str, Any]
 """New fields of one row: tensors or arrays by name."""
+
+IDLE_TOLD_SECONDS: Final = 1.0
+"""A wait that lasts is reported this often, so that it is seen while it lasts."""
 
 _NEVER: Final = -1
 
@@ -93,6 +97,32 @@ SyncWeights = Callable[[int], Awaitable[None]]
 """Hands the weights of a new trainer version to the generation side."""
 
 
+async def hand_over_weights(
+    sync_weights: SyncWeights, version: int, *, hub: Hub, clock: Callable[[], int]
+) -> None:
+    """Have the weights of a version handed over, and report when that begins and how it ends.
+
+    Args:
+        sync_weights: The user's weight hand-over.
+        version: The trainer version.
+        hub: Where it is reported.
+        clock: Monotonic nanoseconds.
+    """
+    if hub.weight_sync_started:
+        hub.fire("weight_sync_started", version)
+    started = clock()
+    outcome = "failed"
+    try:
+        await sync_weights(version)
+        outcome = "completed"
+    except asyncio.CancelledError:
+        outcome = "cancelled"
+        raise
+    finally:
+        if hub.weight_synced:
+            hub.fire("weight_synced", version, clock() - started, outcome)
+
+
 class TrainPump:
     """Takes step after step until the run is finished, stopped, failed, or has taken enough.
 
@@ -148,10 +178,8 @@ class TrainPump:
                 if self._interrupted() or owners.finished or self._had_enough():
                     return
                 await self._clean_up_stale()
-                started = self._clock()
-                await owners.changed.wait_until(self._may_go_on)
-                if self._hub.train_idled:
-                    self._hub.fire("train_idled", "groups", self._clock() - started)
+                with self._idle("groups"):
+                    await owners.changed.wait_until(self._may_go_on)
                 if owners.plan() is not None and not self._interrupted() and not owners.evictable():
                     await self._take_step()
         finally:
@@ -224,20 +252,37 @@ class TrainPump:
     async def _sync(self, version: int | None = None) -> None:
         if self._sync_weights is None:
             return
-        started = self._clock()
         version = self._owners.versions.value if version is None else version
-        outcome = "failed"
+        with self._idle("sync"):
+            await hand_over_weights(self._sync_weights, version, hub=self._hub, clock=self._clock)
+
+    @contextmanager
+    def _idle(self, cause: str) -> Iterator[None]:
+        """Report that the pump waits: when the wait is over, and every so often until then, for it may last."""
+        if not self._hub.train_idled:
+            yield
+            return
+        told = self._clock()
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
+
+        def tell() -> None:
+            nonlocal told
+            now = self._clock()
+            self._hub.fire("train_idled", cause, now - told)
+            told = now
+
+        def tell_and_go_on() -> None:
+            nonlocal timer
+            tell()
+            timer = loop.call_later(IDLE_TOLD_SECONDS, tell_and_go_on)
+
+        timer = loop.call_later(IDLE_TOLD_SECONDS, tell_and_go_on)
         try:
-            await self._sync_weights(version)
-            outcome = "completed"
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            raise
+            yield
         finally:
-            if self._hub.weight_synced:
-                self._hub.fire("weight_synced", version, self._clock() - started, outcome)
-        if self._hub.train_idled:
-            self._hub.fire("train_idled", "sync", self._clock() - started)
+            timer.cancel()
+            tell()
 
     async def _clean_up_stale(self) -> None:
         """Abort and evict what the new version made stale, each in one slot, and only if there is any."""

@@ -16,6 +16,8 @@ from typing import Any, Final, Literal
 from quiesce import ControllerConfig, DataPlaneCheckpointBarrier, Hub
 from quiesce.errors import ConfigError, SamplerContractError
 from quiesce.sampler_config import build_sampler
+from quiesce.telemetry.labels import OBJECTIVES
+from quiesce.telemetry.objectives import window_objectives
 from quiesce_grpo.config import EngineConfig, GrpoConfig, ModelConfig, TaskConfig, WarmupConfig
 
 __all__ = [
@@ -116,7 +118,12 @@ class MetricsConfig:
     linger_seconds: float = 0.0
     """How long the endpoint stays up after the end, for one last scrape: one scrape interval."""
 
+    objectives: dict[str, float] = field(default_factory=lambda: dict(OBJECTIVES))
+    """Seconds that a phase of the window is meant to stay under: longer ones are counted as over their objective. The
+    alerting rules and the dashboards that are built with this file speak of the same numbers."""
+
     def __post_init__(self) -> None:
+        window_objectives(self.objectives, "metrics.objectives")
         if self.port is not None and not 0 <= self.port <= MAX_PORT:
             raise ConfigError("metrics.port", f"must be from 0 to {MAX_PORT}, not {self.port}")
         if self.spans_per_second < 0:
@@ -158,6 +165,10 @@ class RunConfig:
 
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     """The metrics endpoint."""
+
+    alerts: dict[str, int | float | str | dict[str, float]] = field(default_factory=dict)
+    """Numbers of the alerting rules and the dashboards, by the names of `AlertConfig`: for `quiesce rules build --config`,
+    `quiesce dashboards build --config` and `quiesce view`; the run itself reads none of them."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least level that is written to the run's log."""

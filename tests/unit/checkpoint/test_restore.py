@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from quiesce.accounting import Accounting
 from quiesce.admission import Admission
 from quiesce.barrier import DataPlaneCheckpointBarrier
 from quiesce.buffer import ReplayBuffer
-from quiesce.checkpoint import files
+from quiesce.checkpoint import files, restore
 from quiesce.checkpoint.cut import CapturedCut, CommittedPosition, CutState
 from quiesce.checkpoint.documents import DOCUMENTS, MANIFEST, parse_manifest, seal_manifest
 from quiesce.checkpoint.loading import checkpoint_info
@@ -37,6 +38,7 @@ from quiesce.errors import (
     CapacityError,
     ConfigError,
     CorruptCheckpointError,
+    DataPlaneError,
     NothingToRestoreError,
     RestoreRefusedError,
 )
@@ -59,6 +61,8 @@ class Fresh:
     ) -> None:
         self.hub = Hub(strict=True)
         self.ended: list[tuple[str, str, dict[str, int]]] = []
+        self.parts: list[dict[str, int]] = []
+        self.begun = 0
         self.hub.subscribe(self)
         self.incarnation = incarnation
         self.barrier = DataPlaneCheckpointBarrier(hub=self.hub)
@@ -71,9 +75,14 @@ class Fresh:
         self.buffer = ReplayBuffer(self.barrier, self.ledger, self.plane)
         self.position: CommittedPosition | None = None
 
+    def restore_started(self) -> None:
+        """Count it."""
+        self.begun += 1
+
     def restore_ended(self, outcome: str, reason: str, parts: dict[str, int], groups: dict[str, int]) -> None:
         """Note it."""
         self.ended.append((outcome, reason, groups))
+        self.parts.append(dict(parts))
 
     def targets(self, **changes: Any) -> RestoreTargets:  # noqa: ANN401 - of the record
         """Return them as the targets of a restore."""
@@ -311,6 +320,58 @@ async def test_a_corrupt_newest_falls_back_loudly_and_is_renamed(
     assert bad.with_name(f"corrupt-{bad.name}").is_dir()
     assert "ledger.json" in caplog.text
     assert fresh.ended == [("refused", "corrupt", {})]
+    (parts,) = fresh.parts
+    assert list(parts) == ["verify"]
+    assert parts["verify"] > 0
+    assert fresh.begun == 2  # the second goes on, and is ended by whoever restores it
+
+
+async def test_a_restore_that_finds_only_corrupt_checkpoints_tells_of_each_once(saved: Rig) -> None:
+    """Every one that began has ended."""
+    fresh = Fresh(2)
+    for info in find_checkpoints(saved.run.checkpoints):
+        (info.path / "ledger.json").write_bytes(b"{}")
+
+    with pytest.raises(RestoreRefusedError):
+        load_newest(saved.run.path, hub=fresh.hub)
+
+    assert fresh.ended == [("refused", "corrupt", {})] * 2
+    assert fresh.begun == 2
+
+
+async def test_a_refusal_after_a_corrupt_checkpoint_is_told_too(saved: Rig) -> None:
+    """The one before the corrupt one is whole, but of another release."""
+    fresh = Fresh(2)
+    bad, older = (info.path for info in find_checkpoints(saved.run.checkpoints))
+    (bad / "ledger.json").write_bytes(b"{}")
+    manifest = json.loads((older / MANIFEST).read_bytes())
+    manifest["schema_version"] = 99
+    write_manifest(older, manifest)
+
+    with pytest.raises(RestoreRefusedError, match="schema"):
+        load_newest(saved.run.path, hub=fresh.hub)
+
+    assert fresh.ended == [("refused", "corrupt", {}), ("refused", "schema", {})]
+    assert [list(parts) for parts in fresh.parts] == [["verify"]] * 2
+    assert fresh.begun == 2
+
+
+def test_a_folder_that_cannot_be_read_for_whatever_reason_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is no refusal is a failure."""
+
+    def broken(folder: Path) -> list[object]:
+        raise MemoryError
+
+    monkeypatch.setattr("quiesce.checkpoint.restore.scan_checkpoints", broken)
+    fresh = Fresh(2)
+
+    with pytest.raises(MemoryError):
+        load_newest(tmp_path, hub=fresh.hub)
+
+    assert fresh.ended == [("failed", "error", {})]
+    assert list(fresh.parts[0]) == ["verify"]
 
 
 async def test_a_renamed_checkpoint_never_overwrites_another(saved: Rig) -> None:
@@ -654,6 +715,106 @@ def test_an_absolved_cut_breaks_nothing_any_more(change: dict[str, Any]) -> None
     mended, _ = absolve(state, violations)
 
     assert critical(check_cut(mended)) == []
+
+
+# ----------------------------------------------------------------------------------------------------- its parts
+
+
+PARTS = ("verify", "prompts", "trainer", "rows", "documents")
+
+
+async def restore_timed(
+    fresh: Fresh,
+    loaded: LoadedCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: dict[str, BaseException] | None = None,
+) -> RestoredRun:
+    """Restore with a clock that each part moves by as many nanoseconds as its name has letters, and then fails."""
+    now = 0
+
+    def passing(part: str) -> None:
+        nonlocal now
+        now += len(part)
+        if fails and part in fails:
+            raise fails[part]
+
+    def in_part(part: str, name: str) -> None:
+        done = getattr(restore, name)
+
+        def wrapped(*args: Any) -> Any:  # noqa: ANN401 - passed on
+            passing(part)
+            return done(*args)
+
+        monkeypatch.setattr(restore, name, wrapped)
+
+    in_part("verify", "_cross_check")
+    in_part("rows", "_fill")
+    in_part("documents", "_hand_over")
+
+    async def prompts() -> None:
+        passing("prompts")
+
+    async def trainer() -> None:
+        passing("trainer")
+
+    targets = fresh.targets(beforehand={"prompts": prompts, "trainer": trainer})
+    return await restore_into(loaded, targets, incarnation=2, clock=lambda: now)
+
+
+async def test_every_part_of_a_restore_is_timed(saved: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what is not the cut's: where the prompts go on, and the trainer's state."""
+    fresh = Fresh(2)
+    loaded = load_newest(saved.run.path, hub=fresh.hub)
+
+    restored = await restore_timed(fresh, loaded, monkeypatch)
+
+    assert list(restored.parts) == list(PARTS)
+    assert restored.parts == {part: len(part) for part in PARTS} | {"verify": loaded.verify_ns + 6}
+    assert fresh.parts == [restored.parts]
+    assert fresh.begun == 1
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (DataPlaneError("full"), ("refused", "rows")),
+        (RuntimeError("of the user's"), ("failed", "error")),
+        (asyncio.CancelledError(), ("cancelled", "")),
+        (KeyboardInterrupt(), ("failed", "error")),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+async def test_a_restore_that_ends_early_tells_the_part_in_which_it_did(
+    saved: Rig,
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    error: BaseException,
+    told: tuple[str, str],
+) -> None:
+    """As the last one, with the time that it took until then; nothing after it was begun."""
+    fresh = Fresh(2)
+    loaded = load_newest(saved.run.path, hub=fresh.hub)
+
+    with pytest.raises(type(error)):
+        await restore_timed(fresh, loaded, monkeypatch, {part: error})
+
+    assert fresh.ended == [(*told, {})]
+    assert list(fresh.parts[0]) == list(PARTS[: PARTS.index(part) + 1])
+    assert fresh.parts[0][part] == len(part) + (loaded.verify_ns if part == "verify" else 0)
+
+
+async def test_what_comes_beforehand_is_not_asked_for_a_checkpoint_that_does_not_fit(saved: Rig) -> None:
+    """A trainer's state may be huge, and is not to be replaced for nothing."""
+    asked: list[str] = []
+
+    async def load() -> None:
+        asked.append("trainer")
+
+    with pytest.raises(ConfigError):
+        await Fresh(2, InOrderSampler).restore(load_newest(saved.run.path), beforehand={"trainer": load})
+
+    assert asked == []
 
 
 # ------------------------------------------------------------------------------------------------- cross-checks

@@ -28,6 +28,8 @@ from quiesce.errors import (
     TrainerStateError,
 )
 from quiesce.invariants import Violation
+from quiesce.telemetry.collector import QuiesceCollector
+from quiesce.telemetry.metrics import MetricsObserver
 from quiesce.types import PHASES, GroupRecord, RowKey
 from tests.save_rig import GENERATIONS, RecordingFence, Rig, broken, journal_events, watched_disk
 
@@ -631,6 +633,29 @@ async def test_the_statistics_count_every_attempt(rig: Rig) -> None:
     assert statistics.last_failed
     assert statistics.last_step == 0
     assert rig.hub.sources("checkpointer") == [rig.saver]
+
+
+async def test_the_size_of_what_was_published_is_known_by_part(rig: Rig) -> None:
+    """As it is on the disk, and as it is scraped; an attempt that fails afterwards changes nothing."""
+    hub = rig.hub
+    observer = MetricsObserver()
+    hub.subscribe(observer)
+    assert rig.saver.statistics().part_bytes == {}
+    result = await rig.save()
+    rig.trainer.write_error = OSError(5, "io")
+    await rig.finished()
+    await rig.save()
+    parts = rig.saver.statistics().part_bytes
+    assert result.path is not None
+    sizes = {path.relative_to(result.path): path.stat().st_size for path in result.path.rglob("*.*")}
+    trainer = sum(size for path, size in sizes.items() if path.parts[0] == "trainer")
+    assert parts["trainer"] == trainer > 0
+    assert parts["rows"] > 0
+    assert sum(parts.values()) == result.num_bytes
+    assert sum(sizes.values()) - result.num_bytes == sizes[Path("manifest.json")]
+    families = {family.name: family for family in QuiesceCollector(observer, hub, run="r1").collect()}
+    scraped = {sample.labels["part"]: sample.value for sample in families["quiesce_checkpoint_bytes"].samples}
+    assert scraped == {"all": result.num_bytes, **parts}
 
 
 async def test_what_reopening_raises_does_not_hide_a_cancellation(

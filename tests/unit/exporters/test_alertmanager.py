@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 
 from quiesce.errors import ConfigError
 from quiesce.invariants import Violation
@@ -151,7 +151,7 @@ def test_an_attempt_that_is_told_twice_counts_once() -> None:
         )
         until(lambda: len(receiver.requests) >= 1)
 
-    assert all("(1 such attempts" in alert["annotations"]["description"] for alert in receiver.alerts())
+    assert all("(attempts in a row: 1)" in alert["annotations"]["description"] for alert in receiver.alerts())
 
 
 def test_a_phase_that_lasts_too_long_is_told_and_its_end_is() -> None:
@@ -218,8 +218,8 @@ def test_the_runs_log_alone_is_enough() -> None:
 
 
 def samples(
-    *, last: float = 0.0, phase: float = 0.0, started: float = 0.0, saved: float = 0.0, failed: float = 0.0
-) -> list[GaugeMetricFamily | CounterMetricFamily]:
+    *, last: float = 0.0, phase: float = 0.0, started: float = 0.0, failed: float = 0.0
+) -> list[GaugeMetricFamily]:
     """A snapshot of a run's metrics."""
     violation = GaugeMetricFamily(
         "quiesce_invariant_last_violation_timestamp_seconds", "", labels=["invariant"]
@@ -230,11 +230,8 @@ def samples(
     now.add_metric(["write"], phase)
     began = GaugeMetricFamily("quiesce_checkpoint_phase_started_timestamp_seconds", "", labels=["phase"])
     began.add_metric(["write"], started)
-    success = GaugeMetricFamily("quiesce_checkpoint_last_success_timestamp_seconds", "", value=saved)
-    attempts = CounterMetricFamily("quiesce_checkpoint_attempts", "", labels=["outcome", "reason"])
-    attempts.add_metric(["failed", "disk"], failed)
-    attempts.add_metric(["failed", "io"], 0)
-    return [violation, now, began, success, attempts]
+    failures = GaugeMetricFamily("quiesce_checkpoint_failures_since_success", "", value=failed)
+    return [violation, now, began, failures]
 
 
 def test_metric_samples_alone_are_enough() -> None:
@@ -242,11 +239,11 @@ def test_metric_samples_alone_are_enough() -> None:
     now = time.time()
     with AlertReceiver() as receiver, telling(receiver.url, hold_seconds=0.01) as sink:
         sink.samples(samples(), now)
-        sink.samples(samples(last=now - 5, started=now - 9, failed=2, saved=now - 60), now)
+        sink.samples(samples(last=now - 5, started=now - 9, failed=2), now)
         until(lambda: len(set(receiver.names())) == 2)
-        sink.samples(samples(last=now - 5, started=now - 4000, phase=1, failed=2, saved=now - 5000), now)
+        sink.samples(samples(last=now - 5, started=now - 4000, phase=1, failed=2), now)
         until(lambda: "QuiesceCheckpointStalled" in receiver.names())
-        sink.samples(samples(last=now - 5, started=now - 9, failed=2, saved=now - 1), now)
+        sink.samples(samples(last=now - 5, started=now - 9), now)
         ended = {"QuiesceCheckpointStalled", "QuiesceCheckpointFailing"}
         until(
             lambda: (
@@ -269,7 +266,7 @@ def test_a_sample_says_nothing_about_what_was_told_in_words() -> None:
         sink.checkpoint_ended("c1", 10, "failed", "disk", {}, 0, 0)
         sink.invariant_violated(Violation("digest_matches", "critical", "Differs."))
         until(lambda: len(set(receiver.names())) == 2)
-        sink.samples(samples(last=now, started=1.0, saved=2.0), now)
+        sink.samples(samples(last=now, started=1.0), now)
         assert sink.statistics().standing == 2
 
     described = [alert["annotations"]["description"] for alert in receiver.alerts()]
@@ -553,6 +550,9 @@ def test_the_environment_names_endpoints(monkeypatch: pytest.MonkeyPatch) -> Non
         {"urls": "http://am", "token": "a\nb"},
         {"urls": "http://am", "resend_seconds": 0},
         {"urls": "http://am", "timeout_seconds": True},
+        {"urls": "http://am", "alerts": [1]},
+        {"urls": "http://am", "alerts": {"violation_second": 1}},
+        {"urls": "http://am", "alerts": {"violation_seconds": -1}},
     ],
 )
 def test_what_cannot_be_used_is_refused_by_its_name(settings: dict[str, object]) -> None:
@@ -560,6 +560,23 @@ def test_what_cannot_be_used_is_refused_by_its_name(settings: dict[str, object])
     with pytest.raises(ConfigError, match=r"alertmanager\.") as refused:
         make_alertmanager(SinkContext("r", "controller", None, {}, settings))
     assert "s3cret" not in str(refused.value)
+
+
+def test_numbers_of_the_rules_are_its_numbers_too() -> None:
+    """What the section of a run's configuration says about alerts holds for those that the process posts."""
+    with AlertReceiver() as receiver:
+        said = {"violation_seconds": 100, "runbook_base_url": "https://wiki.example/q", "runbook_suffix": ""}
+        sink = make_alertmanager(
+            SinkContext("r", "controller", None, {}, {"urls": receiver.url, "alerts": said})
+        )
+        try:
+            sink.invariant_violated(VIOLATION)
+            until(lambda: bool(receiver.alerts()))
+        finally:
+            sink.close(1.0)
+    [alert] = receiver.alerts()[:1]
+    assert alert["annotations"]["runbook_url"] == f"https://wiki.example/q/{alert['labels']['alertname']}"
+    assert 0 < unix(alert["endsAt"]) - time.time() <= 100
 
 
 def test_it_is_a_sink_and_an_observer(tmp_path: Path) -> None:

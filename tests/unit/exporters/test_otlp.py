@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +23,9 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
-from quiesce.errors import ConfigError
+from quiesce.errors import ConfigError, ExtraMissingError
+from quiesce.observers import Hub
+from quiesce.telemetry.enable import enable_metrics
 from quiesce.telemetry.finished import FinishedSpan
 from quiesce.telemetry.sinks import SinkContext
 from quiesce_exporters.otlp import OtlpSink
@@ -324,14 +327,28 @@ def test_an_idle_connection_that_was_closed_is_opened_again() -> None:
         assert len(received.spans()) == 2
 
 
-def test_rejected_spans_are_counted() -> None:
-    """A collector may take a request and reject a part of it."""
-    with http_receiver() as (url, received):
+@pytest.mark.parametrize("receiver", [http_receiver, grpc_receiver], ids=["http", "grpc"])
+@pytest.mark.parametrize("own_process", [True, False], ids=["process", "here"])
+def test_rejected_spans_are_told_and_said_once(
+    own_process: bool,  # noqa: FBT001 - a parameter of the test
+    receiver: Any,  # noqa: ANN401 - one of two
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A collector may take a request and reject a part of it; the export process tells of it as this one does."""
+    protocol = "grpc" if receiver is grpc_receiver else "http/protobuf"
+    with receiver() as (url, received):
         received.rejected = 2
-        sink = OtlpSink(CONTEXT, config("http/protobuf", url, own_process=False))
-        sink.spans(spans(3))
-        assert sink._here is not None  # noqa: SLF001 - what the writer counted
-        assert sink._here.rejected == 2  # noqa: SLF001 - as above
+        sink = OtlpSink(CONTEXT, config(protocol, url, own_process=own_process))
+
+        assert sink.spans(spans(3)) == 2
+        assert sink.spans(spans(4)) == 2
+        received.rejected = 0
+        assert sink.spans(spans(5)) == 0
+        assert sink.rejected == {"spans": 4}
+        assert [record.getMessage() for record in caplog.records] == [
+            "the OTLP collector rejected 2 spans; further ones are not said"
+        ]
+        assert (sink.process_id is not None) == own_process
         sink.close(1.0)
 
 
@@ -451,3 +468,65 @@ def test_an_endpoint_is_a_value() -> None:
     """Equal ones compare equal, so that a configuration can be compared."""
     made = [Endpoint("u", "grpc", {}, 1.0, gzip=True, certificate=None) for _ in range(2)]
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize(
+    "module, protocol, told",
+    [
+        (
+            "opentelemetry.proto.trace.v1.trace_pb2",
+            "http/protobuf",
+            r"the exporter 'otlp' needs opentelemetry-proto, .*: pip install 'quiesce\[otlp\]'$",
+        ),
+        (
+            "grpc",
+            "grpc",
+            r"OTLP over gRPC needs grpcio, .*: pip install 'quiesce\[otlp-grpc\]'$",
+        ),
+    ],
+    ids=["proto", "grpc"],
+)
+def test_without_the_extra_the_message_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, protocol: str, told: str
+) -> None:
+    """Asking for the exporter is refused at once, before anything is started, and not with the first batch."""
+    hub = Hub()
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    threads = threading.active_count()
+
+    with pytest.raises(ExtraMissingError, match=told):
+        enable_metrics("r", 0, hub=hub, run_dir=tmp_path, exporters=["otlp"])
+
+    assert not hub.slot_closed
+    assert threading.active_count() == threads
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_extra_a_variable_of_opentelemetrys_costs_one_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be set for the whole machine, with another program in mind: what else was asked for is there."""
+    hub = Hub()
+    monkeypatch.setitem(sys.modules, "opentelemetry.proto.trace.v1.trace_pb2", None)
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+
+    with enable_metrics("r", 0, hub=hub, run_dir=tmp_path):
+        pass
+
+    (record,) = [record for record in caplog.records if "quiesce[otlp]" in record.getMessage()]
+    assert record.levelname == "WARNING"
+    assert (tmp_path / "telemetry").is_dir()
+    monkeypatch.setenv("QUIESCE_EXPORTERS", "otlp")
+    with pytest.raises(ExtraMissingError):
+        enable_metrics("r", 0, hub=hub, run_dir=tmp_path)
+
+
+def test_http_needs_no_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra of the one protocol is enough for it."""
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with http_receiver() as (url, received):
+        sink = OtlpSink(CONTEXT, config("http/protobuf", url, own_process=False))
+        sink.spans(spans(1))
+        sink.close(5.0)
+    assert len(received.spans()) == 1

@@ -81,6 +81,37 @@ class TestAnswers:
         assert headers["Content-Length"] == str(len(body))
         assert b"apples_total 3.0" in gzip.decompress(body)
 
+    @pytest.mark.parametrize(
+        "accept, openmetrics",
+        [
+            ("application/openmetrics-text", True),
+            ("application/openmetrics-text;q=0.1, text/plain;q=0.9", False),
+            ("text/plain;q=0.1, application/openmetrics-text; version=1.0.0; Q=0.9", True),
+            ("text/plain, application/openmetrics-text", False),
+            ("application/openmetrics-text;q=0, */*", False),
+            ("*/*;q=0.2, application/openmetrics-text;q=0.1", False),
+            ("application/openmetrics-text;version=0.0.1;q=0.9, text/plain;q=0.1", False),
+            ("application/openmetrics-text;q=much", True),
+            ("text/html, application/json", False),
+            (PROMETHEUS_ACCEPT, True),
+        ],
+    )
+    def test_the_format_is_the_one_that_is_liked_best(
+        self, server: MetricsServer, accept: str, *, openmetrics: bool
+    ) -> None:
+        """By the weights of the header, not by the order of its items; what weighs nothing is refused."""
+        _, headers, body = get(server, "/metrics", Accept=accept)
+
+        assert headers["Content-Type"].startswith("application/openmetrics-text") == openmetrics
+        assert body.endswith(b"# EOF\n") == openmetrics
+
+    def test_an_answer_is_not_compressed_where_that_is_refused(self, server: MetricsServer) -> None:
+        """By a weight of nothing."""
+        _, headers, body = get(server, "/metrics", Accept_Encoding="br, gzip;q=0")
+
+        assert "Content-Encoding" not in headers
+        assert b"apples_total 3.0" in body
+
     def test_a_scraper_may_ask_for_some_metrics(self, server: MetricsServer) -> None:
         """By the usual parameter."""
         _, _, body = get(server, "/metrics?name[]=apples_total")
@@ -101,6 +132,38 @@ class TestAnswers:
         try:
             assert get(running, "/healthz")[::2] == (200, b"ok\n")
         finally:
+            running.close()
+
+    @pytest.mark.parametrize(
+        "path, status, kind",
+        [
+            ("/healthz", 200, "text/plain"),
+            ("/metrics", 200, "application/openmetrics-text"),
+            ("/metrics?name[]=apples_total", 200, "application/openmetrics-text"),
+            ("/", 404, "text/plain"),
+        ],
+    )
+    def test_a_head_request_is_told_as_much_and_nothing_is_collected(
+        self, path: str, status: int, kind: str
+    ) -> None:
+        """Load balancers ask so whether somebody is there."""
+
+        class Broken:
+            def collect(self) -> list[Metric]:
+                raise AssertionError("nobody asked for metrics")
+
+        registry = CollectorRegistry(support_collectors_without_names=True)
+        registry.register(Broken())
+        running = serve(registry, "127.0.0.1", 0)
+        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=10)
+        try:
+            connection.request("HEAD", path, headers={"Accept": PROMETHEUS_ACCEPT})
+            answer = connection.getresponse()
+            assert answer.status == status
+            assert answer.headers["Content-Type"].startswith(kind)
+            assert answer.read() == b""
+        finally:
+            connection.close()
             running.close()
 
     @pytest.mark.parametrize("path", ["/", "/metrics/x", "/etc/passwd"])

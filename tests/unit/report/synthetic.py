@@ -1,7 +1,8 @@
 """A recording of a run that nobody has to wait for: a day of training, the same one every time.
 
 The numbers are like those of a middling run: a save every five minutes, a step every twelve seconds, hundreds
-of slots a second, a crash in the morning with a restore, a disk that was full for a while.
+of slots a second, a crash in the morning with a restore, a disk that was full for a while, and in the evening a
+scheduler that takes the machine away while a drain is stuck, so that a save is cut off.
 """
 
 import gzip
@@ -15,7 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
+from quiesce.auditor import ViolationJournal
+from quiesce.auditor.record import Records
 from quiesce.barrier import KINDS
+from quiesce.invariants import Violation
 from quiesce.telemetry import names
 from quiesce.telemetry.recording import FOLDER, FORMAT, VERSION
 from quiesce.types import OWNERS
@@ -120,6 +124,7 @@ def write_recording(
     save_every: float = 300.0,
     seed: int = 7,
     crash_at: float | None = 0.4,
+    preempt_at: float = 0.75,
 ) -> None:
     """Write a recording.
 
@@ -130,22 +135,52 @@ def write_recording(
         save_every: Seconds between two saves.
         seed: What the run's luck depends on.
         crash_at: The share of the run after which it crashed and was restored; None for one that did not.
+        preempt_at: The share of the run after which one that crashed was told to end, in a drain that was stuck.
     """
     folder = run_dir / FOLDER
     folder.mkdir(parents=True)
     luck = random.Random(seed)
     end = START + hours * 3600
+    found: dict[str, float] = {}
     if crash_at is None:
-        _live(folder, luck, 1, START, end, end, period, save_every)
+        _live(folder, luck, found, 1, START, end, end, period, save_every)
         return
-    crash = START + crash_at * (end - START)
-    _live(folder, luck, 1, START, crash, end, period, save_every, torn=True)
-    _live(folder, luck, 2, crash + 95, end, end, period, save_every)
+    crash, preempted = (START + share * (end - START) for share in (crash_at, preempt_at))
+    _live(folder, luck, found, 1, START, crash, end, period, save_every, torn=True)
+    _live(folder, luck, found, 2, crash + 95, preempted, end, period, save_every, cut_off=True)
+    _live(folder, luck, found, 3, preempted + 140, end, end, period, save_every)
+    _violations(run_dir, found)
+
+
+STUCK_SECONDS = 97.0
+"""How long the drain had taken that was cut off."""
+
+_LATE = {"invariant": "checkpoint_progress"}
+
+
+def _late(cut_id: str) -> str:
+    return f"drain of cut {cut_id} has taken 60.2 s, its budget is 60 s"
+
+
+def _violations(run_dir: Path, found: Mapping[str, float]) -> None:
+    """Write what the auditor found, as it does in a run folder."""
+    records = Records(2)
+    if "single_owner" in found:
+        groups = ("e000-p0000017",)
+        owned = Violation("single_owner", "critical", _OWNED, groups, owners=("ledger", "buffer"))
+        records.add(owned, origin="live", unix_time=found["single_owner"], events=[])
+    cut_id = f"2-{int(found['cut off'])}"
+    late = Violation(
+        "checkpoint_progress", "warning", _late(cut_id), cut_id=cut_id, evidence={"phase": "drain"}
+    )
+    records.add(late, origin="sweep", unix_time=found["checkpoint_progress"], events=[])
+    ViolationJournal(run_dir).append(record.to_json() for record in records.all())
 
 
 def _live(
     folder: Path,
     luck: random.Random,
+    found: dict[str, float],
     incarnation: int,
     start: float,
     stop: float,
@@ -154,6 +189,7 @@ def _live(
     save_every: float,
     *,
     torn: bool = False,
+    cut_off: bool = False,
 ) -> None:
     samples, events, spans, slots = (
         Files(folder, stream, incarnation) for stream in ("samples", "events", "spans", "slots")
@@ -162,6 +198,9 @@ def _live(
     _zero(metrics)
     metrics.set(names.RUN_STARTED, start)
     metrics.set(names.RUN_STATE, 1, state="running")
+    for invariant in found.keys() & set(names.INVARIANTS):  # read back from the run's folder
+        metrics.set(names.INVARIANT_LAST_VIOLATION, found[invariant], invariant=invariant)
+    stuck = stop - STUCK_SECONDS if cut_off else math.inf
 
     def log(when: float, event: str, level: str = "info", **fields: object) -> None:
         stamp = datetime.fromtimestamp(when, UTC).isoformat().replace("+00:00", "Z")
@@ -181,12 +220,23 @@ def _live(
         step = max(step, int((now - START) / 12))
         _slots(metrics, luck, period)
         _training(metrics, luck, period, step, done)
-        if now >= next_save:
+        if now >= next_save and now < stuck:
             next_save += save_every
-            _save(metrics, luck, now, step, incarnation, log, spans, slots)
+            _save(metrics, luck, found, now, step, incarnation, log, spans, slots)
+        if now >= stuck + 62 and "checkpoint_progress" not in found:
+            found |= {"cut off": stuck, "checkpoint_progress": stuck + 60.2}
+            metrics.add(names.INVARIANT_VIOLATIONS, 1, **_LATE)
+            metrics.set(names.INVARIANT_LAST_VIOLATION, stuck + 60.2, **_LATE)
+            message = _late(f"{incarnation}-{int(stuck)}")
+            log(stuck + 60.2, "invariant.violated", "warning", **_LATE, message=message)
+        if now >= stuck:
+            metrics.set(names.CHECKPOINT_PHASE, 1, phase="drain")
+            metrics.set(names.CHECKPOINT_PHASE_STARTED, stuck, phase="drain")
         if incarnation > 1 and now - start < 3 * period:
             metrics.values[_key(_REUSED, {})] = 21_400.0 * min(1.0, (now - start) / (2 * period))
         samples.put(metrics.line(now, complete=samples.is_new), now)
+    if cut_off:
+        _cut_off(luck, stuck, stop, incarnation, spans, slots)
     for files in (samples, events, spans, slots):
         files.close(torn=torn and files is samples)
 
@@ -195,6 +245,7 @@ _REUSED = "quiesce_restore_tokens_reused_total"
 
 
 _BROKEN = {"invariant": "single_owner"}
+_OWNED = "group e000-p0000017 is owned by the ledger and by the buffer"
 
 
 def _zero(metrics: Metrics) -> None:
@@ -258,9 +309,36 @@ def _training(metrics: Metrics, luck: random.Random, period: float, step: int, d
     metrics.add(names.TRAIN_IDLE, period * luck.uniform(0.005, 0.01), cause="sync")
 
 
+def _cut_off(
+    luck: random.Random, begin: float, end: float, incarnation: int, spans: Files, slots: Files
+) -> None:
+    """Write what a process tells that is ended while a save drains: what is open, as cut off."""
+    cut_id = f"{incarnation}-{int(begin)}"
+    trace, save, window, drain = (luck.getrandbits(128), *(luck.getrandbits(64) for _ in range(3)))
+    fence = 0.0041
+    _span(spans, luck, "quiesce.checkpoint.fence", trace, save, begin - fence, begin, cut_id)
+    for name, ident, parent, start in (
+        ("quiesce.checkpoint.drain", drain, window, begin),
+        ("quiesce.window", window, save, begin),
+        ("quiesce.checkpoint", save, 0, begin - fence),
+    ):
+        about: dict[str, object] = {"quiesce.cut_id": cut_id, "quiesce.cut_off": True}
+        spans.put({**_record(luck, name, trace, parent, start, end, about, ident), "c": True}, end)
+    for kind, asked in (("group_commit", begin - 3.2), ("group_commit", begin - 0.9), ("retry", begin - 0.2)):
+        about = {"quiesce.kind": kind, "quiesce.cut_off": True}
+        slots.put(
+            {**_record(luck, "quiesce.slot", luck.getrandbits(128), 0, asked, end, about), "c": True}, end
+        )
+    for kind, asked in (("admission", begin + 0.4), ("training_selection", begin + 9.0)):
+        about = {"quiesce.kind": kind, "quiesce.held": False, "quiesce.cut_off": True}
+        record = _record(luck, "quiesce.slot", luck.getrandbits(128), 0, asked, end, about)
+        slots.put({**record, "l": [[f"{trace:032x}", f"{window:016x}"]], "c": True}, end)
+
+
 def _save(
     metrics: Metrics,
     luck: random.Random,
+    found: dict[str, float],
     now: float,
     step: int,
     incarnation: int,
@@ -326,14 +404,14 @@ def _save(
         slots.put({**record, "l": [[f"{ids[0]:032x}", f"{ids[2]:016x}"]]}, now)
     for cause, share in (("fence", 0.2), ("window", 1.0), ("stage", 0.5)):
         metrics.add(names.TRAINER_STALL, share * (closed + 0.02), cause=cause)
-    for name in names.INVARIANTS[:9]:
+    for name in (*names.INVARIANTS[:9], _LATE["invariant"]):
         metrics.set(names.INVARIANT_ACTIVE, 1, invariant=name)
         metrics.add(names.INVARIANT_CHECKS, 1, invariant=name)
-    if cut_id.startswith("2-") and not metrics.values[_key(names.INVARIANT_VIOLATIONS.name, _BROKEN)]:
+    if incarnation > 1 and "single_owner" not in found:
+        found["single_owner"] = now
         metrics.add(names.INVARIANT_VIOLATIONS, 1, **_BROKEN)
         metrics.set(names.INVARIANT_LAST_VIOLATION, now, **_BROKEN)
-        message = "group e000-p0000017 is owned by the ledger and by the buffer"
-        log(now, "invariant.violated", "critical", invariant="single_owner", message=message)
+        log(now, "invariant.violated", "critical", invariant="single_owner", message=_OWNED)
     groups = {"ledger": 41, "spares": 3, "buffer": 22, "training": 8}
     if outcome == "completed":
         log(

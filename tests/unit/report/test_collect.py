@@ -10,8 +10,9 @@ import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from quiesce.report import collect as module
-from quiesce.report.collect import RunData, collect
+from quiesce.report import attempts
+from quiesce.report.collect import collect
+from quiesce.report.data import RunData
 from quiesce.telemetry.finished import FinishedSpan
 from quiesce.telemetry.recording import Recording
 from quiesce_exporters.recorder import Recorder
@@ -163,7 +164,7 @@ def test_the_slots_that_waited_longest_name_the_window(tmp_path: Path) -> None:
     slow = read(tmp_path).slow
     assert [slot.wait_seconds for slot in slow[:4]] == [0.3, 0.2, 0.1, 0.01]
     assert slow[2].cut_id == "w"
-    assert len(slow) == module.MOST_ROWS
+    assert len(slow) == attempts.MOST_ROWS
 
 
 def test_restores_and_complaints_are_kept(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_restores_and_complaints_are_kept(tmp_path: Path) -> None:
 
 def test_saves_without_number_take_bounded_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the limit every second one is left out, which is said."""
-    monkeypatch.setattr(module, "MOST_SAVES", 100)
+    monkeypatch.setattr(attempts, "MOST_SAVES", 100)
     sink = recorder(tmp_path)
     sink.spans([span("quiesce.checkpoint.drain", f"c{number}", number, 0.5) for number in range(1000)])
     sink.close(1)

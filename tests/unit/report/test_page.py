@@ -73,13 +73,56 @@ def test_what_the_auditor_found_is_listed_open_ones_first(run_dir: Path) -> None
     (table,) = [item for item in charts_and_tables(run_dir) if item.title == "Violations"]
     assert isinstance(table, Table)
     assert [row[:4] for row in table.rows] == [
+        ("2.0", "open", "critical", "single owner"),
+        ("2.1", "open", "warning", "checkpoint progress"),
         ("1.1", "open", "warning", "checkpoint progress"),
         ("1.0", "closed", "critical", "conservation"),
     ]
-    assert "Injected by the drill slow-write" in table.rows[0][-1]
-    assert "1 open" in {what: more for what, _, more in tiles(data)}["Invariant violations"]
+    assert "Injected by the drill slow-write" in table.rows[2][-1]
+    assert "3 open" in {what: more for what, _, more in tiles(data)}["Invariant violations"]
     assert "group &lt;b&gt;e000-p0000007&lt;/b&gt;: lost" in render(data, "")
     assert collect(Recording.open(run_dir / "telemetry")).violations == data.violations
+
+
+def test_the_save_that_was_cut_off_is_all_over_the_page(run_dir: Path) -> None:
+    """Counted, listed with its holders, blamed on them, and in what the auditor said of it while it went on."""
+    data = collect(Recording.open(run_dir))
+    items = {item.title: item for item in charts_and_tables(run_dir)}
+
+    (cut,) = data.cut_offs
+    listed = items["Saves that were cut off"]
+    assert isinstance(listed, Table)
+    assert [row[2:7] for row in listed.rows] == [("ended", cut.cut_id, "–", "drain", "1 min 37 s")]
+    assert "2\u00a0×\u00a0group commit (the oldest held for 1 min 40 s), retry" in listed.rows[0][7]
+    assert "1 cut off" in {what: more for what, _, more in tiles(data)}["Saves"]
+    said = [record for record in data.violations if record.cut_id == cut.cut_id]
+    assert [(record.invariant, record.open) for record in said] == [("checkpoint_progress", True)]
+    for title, kind in (("Drain blame by kind", "retry"), ("Writer time lost by kind", "admission")):
+        chart = items[title]
+        assert isinstance(chart, Chart)
+        assert chart.figure is not None
+        names = [trace["name"] for trace in chart.figure["data"] if "pattern" in trace["marker"]]
+        assert f"{kind}, cut off (at least 1 min 37 s)" in names
+    assert any(slot.outcome == "cut off" and slot.cut_id == cut.cut_id for slot in data.slow)
+
+
+def test_without_a_log_nothing_is_said_of_its_warnings(tmp_path: Path) -> None:
+    """Telemetry can be switched on without one; a run whose log is quiet says so."""
+    page = render(collect(Recording.open(small(tmp_path))), "")
+    assert "neither warnings nor errors" not in page
+    assert "No log was recorded" in page
+    folder = small(tmp_path)
+    sink = Recorder(folder / "telemetry", run="r", reserve_bytes=0)
+    sink.events([{"event": "run.state", "timestamp": "2026-03-02T06:00:00Z", "level": "info"}])
+    sink.close(1)
+    assert "neither warnings nor errors" in render(collect(Recording.open(folder)), "")
+
+
+def test_without_an_auditor_nothing_is_said_to_have_been_looked_for(tmp_path: Path) -> None:
+    """No violation on record is not the same as an auditor that found none."""
+    page = render(collect(Recording.open(small(tmp_path))), "")
+    assert "The auditor found nothing" not in page
+    assert "Nothing was checked" in page
 
 
 def test_every_figure_is_one_that_plotly_takes(run_dir: Path) -> None:

@@ -19,12 +19,13 @@ from quiesce.observers import Hub
 from quiesce.signals import TrainerVersion
 from quiesce.snapshot_gate import Epoch, SnapshotGate
 from quiesce.spares import SparePool
-from quiesce.telemetry import names
+from quiesce.telemetry import names, spans
 from quiesce.telemetry.assembly import RunTelemetry
 from quiesce.telemetry.collector import QuiesceCollector
 from quiesce.telemetry.metrics import KIND_LIMIT, MetricsObserver
 from quiesce.types import GroupRecord, PromptRef, RowKey
 from tests.unit.telemetry.exposition import openmetrics_text, parse_classic, parse_openmetrics
+from tests.unit.telemetry.telling import Kept
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -128,6 +129,7 @@ def attach_everything(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[obj
     gate = SnapshotGate("0", hub=scene.hub)
     telemetry = RunTelemetry(Hub())
     scene.hub.attach("tracing", telemetry)
+    scene.observer.seen.add("engine")  # which attaches nothing, and is known by its answers
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=FakeCuda()))
     for role, fake in fakes.items():
         scene.hub.attach(role, fake)
@@ -176,7 +178,7 @@ class TestCatalogue:
         found = {key for key in scene.scrape() if key[0] != "quiesce_run_info"}
 
         assert found == expected()
-        assert len(kept) == len(names.ROLES) - 1  # the GPU is nobody's
+        assert len(kept) == len(names.ROLES) - 2  # nobody attaches the GPU, or the engine
 
     def test_types_and_help_are_those_of_the_catalogue(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch
@@ -322,6 +324,69 @@ class TestAttachment:
         scene.hub.fire("train_step_ended", 1, 1, 1_000, 4, "completed", {})
 
         assert scene.scrape()["quiesce_groups_trained_total", ()] == 4
+
+
+class Refuses(Kept):
+    """A sink whose collector is away."""
+
+    def spans(self, batch: object) -> None:
+        """Raise."""
+        raise ConnectionRefusedError
+
+
+class TestSpans:
+    """What became of spans, as it is scraped."""
+
+    def test_a_dead_collector_beside_a_recorder_is_seen_to_lose_spans(self, scene: Scene) -> None:
+        """Each span went somewhere, and the collector's were lost all the same: the alert on lost spans can see it."""
+        hub = Hub(strict=True)
+        run = RunTelemetry(hub, sinks={"recorder": Kept(), "otlp": Refuses(), "mine": Kept()}, budget=0)
+        run.start(thread=False)
+        scene.hub.attach("tracing", run)
+        for number in range(50):
+            hub.fire("slot_closed", "retry", 0, 5, "completed", number)
+        while run.converter.convert():
+            pass
+        assert run.pipeline.flush(10)
+
+        found = scene.scrape()
+
+        run.close(1)
+        fates = {
+            (dict(labels)["sink"], dict(labels)["fate"]): value
+            for (name, labels), value in found.items()
+            if name == "quiesce_telemetry_sink_spans_total"
+        }
+        assert {where: value for where, value in fates.items() if value} == {
+            ("recorder", "exported"): 50,
+            ("otlp", "failed"): 50,
+            (names.OTHER, "exported"): 50,
+        }
+        assert fates.keys() == set(names.TELEMETRY_SINK_SPANS.label_sets())
+        assert found["quiesce_telemetry_spans_total", (("fate", "exported"),)] == 50
+        assert found["quiesce_telemetry_spans_total", (("fate", "failed"),)] == 0
+
+    def test_what_found_no_room_or_could_not_be_told_is_dropped(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A note past the limit, and one that the converter chokes on: neither is a span, and both are counted."""
+        monkeypatch.setattr(spans, "NOTES", 2)
+        hub = Hub()
+        run = RunTelemetry(hub, sinks={"recorder": Kept()})
+        run.start(thread=False)
+        scene.hub.attach("tracing", run)
+        hub.fire("rollout_started", "group", 0)
+        hub.fire("weight_synced", 1, "no number", "completed")
+        hub.fire("rollout_started", "another", 0)  # there is no room for it
+        while run.converter.convert():
+            pass
+
+        now = run.converter.statistics()
+        dropped = scene.scrape()["quiesce_telemetry_spans_total", (("fate", "dropped"),)]
+
+        run.close(1)
+        assert (now.notes_dropped, now.errors) == (1, 1)
+        assert dropped == 2
 
 
 class TestPulling:

@@ -1,7 +1,9 @@
 """Slots become spans within a budget, linked to the windows that they met, and named by exemplars."""
 
 import asyncio
+import itertools
 import random
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -169,6 +171,36 @@ class TestLinks:
         scene.over()
 
     @in_virtual_time
+    async def test_a_window_that_very_many_slots_delayed_is_linked_to_those_that_left_last(self) -> None:
+        """To 64 of them, the last holder first; those that leave in the same instant are told apart."""
+        scene = Telling()
+        barrier, order = barrier_of(scene), list[str]()
+        visitors = [Visitor(order, f"t{number}", barrier.mutation("retry")) for number in range(100)]
+        await settle()
+        window = Visitor(order, "C", barrier.checkpoint())
+        await settle()
+        for number, visitor in enumerate(visitors):
+            if number % 2:  # two at a time
+                scene.clock.advance(1.0)
+            visitor.leave()
+            await settle()
+        window.leave()
+        await settle()
+
+        kept = scene.told()
+
+        told = kept.one("quiesce.window")
+        slots_by_end = sorted(kept.named("quiesce.slot"), key=lambda span: span.end_ns)
+        last = {(span.trace_id, span.span_id) for span in slots_by_end[-64:]}
+        assert told.attributes["quiesce.last_holder.task"] == "t99"
+        assert told.attributes["quiesce.delayed_by"] == 100
+        assert told.links[0] == (slots_by_end[-1].trace_id, slots_by_end[-1].span_id)
+        assert len(told.links) == len(set(told.links)) == 64
+        # The oldest of the 64 left together with one that is not among them, so either of the two may be linked.
+        assert len(last - set(told.links)) <= 1
+        scene.over()
+
+    @in_virtual_time
     async def test_a_slot_behind_two_windows_is_linked_to_both(self) -> None:
         """And not to one that asked after it."""
         scene = Telling()
@@ -318,6 +350,34 @@ class TestBudget:
         assert totals["exported"] + totals["sampled"] + totals["dropped"] == RING_SLOTS + 500
         scene.over()
 
+    @pytest.mark.parametrize("how", ["provider", "columns"])
+    def test_a_slot_that_cannot_be_told_is_lost_and_no_other(
+        self, how: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever raises, and however spans are made: each slot has one fate, and the totals say which."""
+        scene = Telling()
+        if how == "provider":
+            scene.run.converter._tracing.slots = None  # noqa: SLF001 - as where an application's provider makes spans
+        emit, calls = scene.run.converter._tracing.emit, itertools.count()  # noqa: SLF001 - whoever makes spans
+
+        def raises(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - passed on
+            if next(calls) % 10 == 3:
+                raise ZeroDivisionError
+            return emit(*args, **options)
+
+        monkeypatch.setattr(scene.run.converter._tracing, "emit", raises)  # noqa: SLF001 - as above
+        slots(scene, 60, wait_ns=7)
+        slots(scene, 40)
+
+        scene.told()
+
+        lost = 10 if how == "provider" else 6
+        assert accounted(scene) == (100 - lost, 0, lost)
+        assert len(scene.kept.named("quiesce.slot")) == 100 - lost
+        totals = scene.run.totals()
+        assert (totals["exported"], totals["dropped"]) == (100 - lost, lost)
+        scene.over()
+
     def test_no_global_generator_is_drawn_from(self) -> None:
         """The run's own draws are the same with telemetry on."""
         random.seed(5)
@@ -430,6 +490,30 @@ class TestExemplars:
         found = {family for family, *_ in exemplars(scene)}
 
         assert found == {"quiesce_checkpoint_phase_seconds", "quiesce_train_step_seconds"}
+        scene.over()
+
+    def test_closes_of_gates_and_batches_of_cleanup_have_exemplars_too(self) -> None:
+        """Each names its own span; a failed try is a clear, but no batch."""
+        scene = Telling()
+        kept = DataPlaneCheckpointBarrier(hub=scene.hub)
+        scene.hub.attach("snapshot_gate", kept)
+        scene.hub.attach("cleanup", kept)
+        scene.hub.fire("gate_closed", "0", 1, "1.1", 5_000, "closed")
+        scene.hub.fire("clear_ended", "0", 3, 8, 7_000_000, "completed", ())
+        scene.clock.advance(1.0)
+        scene.hub.fire("clear_ended", "0", 60, 8, 9_000, "failed", ())
+        told = scene.told()
+
+        lit = {(family, value): labels["span_id"] for family, labels, _, value, _ in exemplars(scene)}
+
+        done, failed = (f"{span.span_id:016x}" for span in told.named("quiesce.cleanup.batch"))
+        assert lit == {
+            ("quiesce_snapshot_gate_close_seconds", 5e-06): f"{told.one('quiesce.gate.close').span_id:016x}",
+            ("quiesce_cleanup_clear_seconds", 0.007): done,
+            ("quiesce_cleanup_clear_seconds", 9e-06): failed,
+            ("quiesce_cleanup_batch_calls", 3): done,
+        }
+        assert kept.kinds
         scene.over()
 
 

@@ -8,6 +8,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+import quiesce
 from quiesce.barrier import DataPlaneCheckpointBarrier
 from quiesce.observers import Hub
 from quiesce.telemetry import assembly
@@ -137,6 +138,7 @@ class TestRun:
         run.converter.convert()
 
         hold = run.recorder.numbers["retry"].hold
+        assert application.named("quiesce.slot").instrumentation_scope.version == quiesce.__version__
         (exemplar,) = [bucket[2] for bucket in hold.lit_buckets() if bucket[2] is not None]
         assert exemplar.labels["span_id"] == f"{application.named('quiesce.slot').context.span_id:016x}"
         run.close(10)

@@ -1,5 +1,6 @@
 """The observer: what each hook does to the numbers."""
 
+import asyncio
 import math
 from types import SimpleNamespace
 from typing import cast
@@ -114,15 +115,26 @@ class TestSlots:
         hub.subscribe(observer)
         barrier = DataPlaneCheckpointBarrier(hub=hub, clock=iter(range(0, 10_000, 500)).__next__)
 
+        async def hold() -> None:
+            async with barrier.mutation("admission"):
+                await asyncio.Event().wait()
+
+        cancelled = asyncio.create_task(hold())
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
+        slots = observer.slots["admission"]
+        alone = (slots.ended, slots.hold.count, slots.hold.sum > 0)
         with pytest.raises(ZeroDivisionError):
             async with barrier.mutation("admission"):
                 _ = 1 / 0
         async with barrier.mutation("admission"):
             pass
 
-        slots = observer.slots["admission"]
-        assert slots.ended == {"completed": 1, "failed": 1, "cancelled": 0}
-        assert slots.hold.sum > 0
+        assert cancelled.cancelled()
+        assert alone == ({"completed": 0, "failed": 0, "cancelled": 1}, 1, True)
+        assert slots.ended == {"completed": 1, "failed": 1, "cancelled": 1}
+        assert slots.hold.count == 3
 
 
 class TestWindows:
@@ -209,6 +221,16 @@ class TestCheckpoints:
         assert number(observer, names.CHECKPOINT_GROUPS, "buffer") == 3
         assert number(observer, names.CHECKPOINT_GROUPS, "spares") == 0
 
+    def test_a_checkpoint_is_told_by_part_where_its_parts_are_known(self, observer: MetricsObserver) -> None:
+        """A checkpointer says what it wrote; what a program of one's own saves is told as a whole."""
+        save(observer, "c1")
+        assert number(observer, names.CHECKPOINT_BYTES, "rows") == 0
+
+        observer.saved({"rows": 3_000, "trainer": 1_500, "documents": 500})
+
+        parts = [number(observer, names.CHECKPOINT_BYTES, part) for part in names.CHECKPOINT_PARTS]
+        assert parts == [5_000, 3_000, 1_500, 500]
+
     def test_a_failed_attempt_leaves_the_last_success_alone(self, observer: MetricsObserver) -> None:
         """It is counted by its reason; a reason that nobody foresaw is counted as other."""
         save(observer, "c1", "failed", "disk")
@@ -218,6 +240,18 @@ class TestCheckpoints:
         assert number(observer, names.CHECKPOINT_ATTEMPTS, "failed", "other") == 1
         assert number(observer, names.CHECKPOINT_LAST_SUCCESS) == 0
         assert number(observer, names.CHECKPOINT_ROWS) == 0
+
+    def test_failures_are_counted_from_success_to_success(self, observer: MetricsObserver) -> None:
+        """What failed or was refused adds up until something is published; what was skipped or cancelled is neither."""
+        for outcome, reason, since in (
+            ("failed", "io", 1),
+            ("refused", "invariant", 2),
+            ("skipped", "nothing_changed", 2),
+            ("completed", "", 0),
+            ("cancelled", "cancelled", 0),
+        ):
+            save(observer, "c", outcome, reason)
+            assert number(observer, names.CHECKPOINT_FAILURES) == since
 
     def test_phases_outside_the_window_are_counted(self, observer: MetricsObserver, clock: Clock) -> None:
         """Write is shown while it lasts, with its start, and counted when it ends."""

@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -34,6 +35,19 @@ class Refuses(Kept):
             self.left -= 1
             raise ConnectionRefusedError("nobody is there")
         super().spans(batch)
+
+
+class Picks(Kept):
+    """A sink that takes its batches but for some spans of each."""
+
+    def __init__(self, refused: object) -> None:
+        super().__init__()
+        self.refused: Any = refused
+
+    def spans(self, batch: Sequence[FinishedSpan]) -> Any:  # noqa: ANN401 - some tests say what no sink should
+        """Say how many it refused."""
+        super().spans(batch)
+        return self.refused
 
 
 class Hangs(Kept):
@@ -82,7 +96,53 @@ def test_a_span_that_one_of_two_sinks_took_is_exported() -> None:
 
     assert pipeline.fates() == {"exported": 3}
     assert pipeline.lanes()["dead"] == {"failed": 3}
+    assert pipeline.sink_fates() == {("dead", "failed"): 3, ("kept", "exported"): 3}
     pipeline.close(0.5)
+
+
+def test_spans_that_a_sink_refuses_in_part_have_failed_there() -> None:
+    """It took the batch and says how many it did not; with nobody else to take them they have failed altogether."""
+    pipeline = Pipeline({"picks": Picks(4)})
+
+    pipeline.put_spans(spans(3))
+    pipeline.put_spans(spans(6))
+    pipeline.flush(10)
+
+    assert pipeline.fates() == {"exported": 5, "failed": 4}
+    assert pipeline.sink_fates() == {("picks", "exported"): 5, ("picks", "failed"): 4}
+    pipeline.close()
+
+
+def test_spans_that_another_sink_took_are_exported_although_one_refused_some() -> None:
+    """One fate a span, and each sink's own beside it."""
+    pipeline = Pipeline({"picks": Picks(2), "kept": Kept(), "dead": Refuses()})
+
+    pipeline.put_spans(spans(5))
+    pipeline.flush(10)
+
+    assert pipeline.fates() == {"exported": 5}
+    assert pipeline.sink_fates() == {
+        ("picks", "exported"): 3,
+        ("picks", "failed"): 2,
+        ("kept", "exported"): 5,
+        ("dead", "failed"): 5,
+    }
+    pipeline.close(0.5)
+
+
+@pytest.mark.parametrize(
+    "said, failed", [(1_000, 3), (-1, 0), (None, 0), (True, 0), ("many", 0), ([1], 0)], ids=repr
+)
+def test_whatever_a_sink_says_each_span_has_one_fate(said: object, failed: int) -> None:
+    """A collector that rejects more than it was sent, and a sink of somebody else's that returns anything."""
+    pipeline = Pipeline({"picks": Picks(said)})
+
+    pipeline.put_spans(spans(3))
+    assert pipeline.flush(10)
+
+    assert sum(pipeline.fates().values()) == 3
+    assert pipeline.fates().get("failed", 0) == failed
+    pipeline.close()
 
 
 def test_a_span_that_every_sink_refused_has_failed() -> None:

@@ -99,3 +99,28 @@ def test_opentelemetrys_service_name_names_a_run_that_nobody_named() -> None:
     """And the run's own variable beats it."""
     assert read_settings({"OTEL_SERVICE_NAME": "svc"}).run == "svc"
     assert read_settings({"OTEL_SERVICE_NAME": "svc", "QUIESCE_RUN": "r1"}).run == "r1"
+
+
+@pytest.mark.parametrize(
+    "env, exporters",
+    [
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, ("otlp",)),
+        ({"OTEL_METRICS_EXPORTER": "console, otlp"}, ("otlp",)),
+        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "otlp"}, ("otlp",)),
+        ({"OTEL_TRACES_EXPORTER": "otlp", "QUIESCE_EXPORTERS": "otlp,wandb"}, ("otlp", "wandb")),
+        ({"OTEL_TRACES_EXPORTER": "otlp", "QUIESCE_EXPORTERS": "wandb"}, ("wandb", "otlp")),
+        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}, ()),
+        ({"OTEL_TRACES_EXPORTER": "zipkin", "OTEL_METRICS_EXPORTER": "prometheus"}, ()),
+        ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"}, ()),
+        ({"OTEL_LOGS_EXPORTER": "otlp"}, ()),
+    ],
+)
+def test_opentelemetrys_own_variables_name_the_exporter(
+    env: dict[str, str], exporters: tuple[str, ...]
+) -> None:
+    """If they say OTLP for spans or for metrics; other exporters of theirs are the application's."""
+    found = read_settings(env)
+
+    assert found.exporters == exporters
+    named = env.get("QUIESCE_EXPORTERS", "")
+    assert found.implied == tuple(name for name in exporters if name not in named)

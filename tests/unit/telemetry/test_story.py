@@ -232,6 +232,125 @@ class TestRestore:
         assert first.parent_id == done.span_id
         scene.over()
 
+    def test_a_restore_whose_beginning_was_told_lasts_from_there(self) -> None:
+        """Its first part begins with it and its last one ends with it, whatever was done between them."""
+        scene = Telling()
+        scene.hub.fire("restore_started")
+        scene.clock.advance(10.0)
+        parts = {"verify": 2_000_000_000, "trainer": 3_000_000_000, "rows": 1_000_000_000}
+        scene.hub.fire("restore_ended", "completed", "", parts, {"ledger": 3})
+
+        kept = scene.told()
+
+        whole = kept.one("quiesce.restore")
+        assert whole.end_ns - whole.start_ns == 10_000_000_000
+        told = {
+            span.attributes["quiesce.part"]: (span.start_ns - whole.start_ns, span.end_ns - whole.start_ns)
+            for span in kept.named("quiesce.restore.part")
+        }
+        assert {part: (since / 1e9, until / 1e9) for part, (since, until) in told.items()} == {
+            "verify": (0.0, 2.0),
+            "trainer": (6.0, 9.0),
+            "rows": (9.0, 10.0),
+        }
+        scene.over()
+
+    @pytest.mark.parametrize(
+        "outcome, reason, expected",
+        [("refused", "rows", "error"), ("failed", "error", "error"), ("cancelled", "", "")],
+    )
+    def test_the_part_in_which_a_restore_ended_ended_as_it_did(
+        self, outcome: str, reason: str, expected: str
+    ) -> None:
+        """Those before it are completed."""
+        scene = Telling()
+        scene.hub.fire("restore_started")
+        scene.hub.fire("restore_ended", outcome, reason, {"verify": 4, "trainer": 5, "rows": 6}, {})
+
+        kept = scene.told()
+
+        verify, trainer, rows = kept.named("quiesce.restore.part")
+        assert status(verify) == status(trainer) == ("ok", "completed")
+        assert status(rows) == status(kept.one("quiesce.restore")) == (expected, outcome)
+        assert rows.attributes.get("quiesce.error", "") == reason
+        scene.over()
+
+    def test_a_restore_of_which_nobody_told_the_end_is_cut_off_by_the_next(self) -> None:
+        """A checkpoint that was only looked at, say."""
+        scene = Telling()
+        scene.hub.fire("restore_started")
+        scene.hub.fire("restore_started")
+        scene.hub.fire("restore_ended", "completed", "", {"verify": 4}, {})
+
+        first, second = scene.told().named("quiesce.restore")
+
+        assert (first.cut_off, second.cut_off) == (True, False)
+        scene.over()
+
+    def test_lines_of_the_log_about_groups_steps_and_restores_know_their_spans(self) -> None:
+        """A restore's at once; the others' once they are made."""
+        scene = Telling()
+        fire, link_of = scene.hub.fire, scene.run.converter.link_of
+        named = []
+        for reason in ("corrupt", "rows"):
+            fire("restore_started")
+            named.append(link_of("restore"))
+            fire("restore_ended", "refused", reason, {"verify": 4}, {})
+        fire("owner_moved", "g1", "read", "ledger", "")
+        fire("train_step_started", 3, 2)
+        assert (link_of("g1"), link_of("step 3")) == (None, None)
+        scene.told()
+        group, step = link_of("g1"), link_of("step 3")
+        assert link_of("step 2") is None
+        fire("train_step_ended", 3, 2, 4, 1, "completed", {})
+        fire("owner_moved", "g1", "training", "trained", "")
+
+        kept = scene.told()
+
+        assert [(span.trace_id, span.span_id) for span in kept.named("quiesce.restore")] == named
+        assert (kept.one("quiesce.group").trace_id, kept.one("quiesce.group").span_id) == group
+        assert (kept.one("quiesce.train.step").trace_id, kept.one("quiesce.train.step").span_id) == step
+        assert link_of("g1") is None
+        fire("restore_started")
+        cut = link_of("restore")
+        (last,) = (span for span in scene.over().named("quiesce.restore") if span.cut_off)
+        assert (last.trace_id, last.span_id) == cut
+
+    def test_a_restored_group_lives_from_its_restore_on_whatever_is_told_of_it_first(self) -> None:
+        """Its rollouts are parts of it; one that is trained first is no span without a length."""
+        scene = Telling()
+        fire = scene.hub.fire
+        fire("restore_ended", "completed", "", {"rows": 5}, {"ledger": 1, "training": 1})
+        restored = scene.clock.now_ns
+        scene.clock.advance(1.0)
+        fire("rollout_started", "generated", 1)
+        fire("owner_moved", "trained", "training", "trained", "")
+        fire("rollout_ended", "generated", 1, 5, "completed", 1)
+        fire("owner_moved", "generated", "ledger", "buffer", "")
+        fire("owner_moved", "new", "read", "ledger", "")
+        scene.clock.advance(1.0)
+        fire("owner_moved", "generated", "training", "trained", "")
+        fire("owner_moved", "new", "training", "trained", "")
+
+        kept = scene.told()
+
+        groups = {str(span.attributes["quiesce.group_id"]): span for span in kept.named("quiesce.group")}
+        rollout = kept.one("quiesce.rollout")
+        assert (rollout.trace_id, rollout.parent_id) == (
+            groups["generated"].trace_id,
+            groups["generated"].span_id,
+        )
+        assert {name: span.attributes["quiesce.from"] for name, span in groups.items()} == {
+            "generated": "ledger",
+            "trained": "training",
+            "new": "read",
+        }
+        ended = kept.one("quiesce.restore").end_ns
+        assert groups["generated"].start_ns == groups["trained"].start_ns == ended
+        assert groups["trained"].end_ns - ended == scene.clock.now_ns - restored - 1_000_000_000
+        assert groups["new"].start_ns == ended + 1_000_000_000
+        scene.over()
+
 
 class TestGroups:
     """A group's life, findable by its id."""
@@ -363,10 +482,118 @@ class TestTheEnd:
             "quiesce.rollout",
             "quiesce.group",
         ]
-        cut = kept.found[1:]
+        cut = kept.found[1:]  # the drain was over
         assert all(span.cut_off and span.attributes["quiesce.cut_off"] is True for span in cut)
         assert not any("quiesce.outcome" in span.attributes or span.status for span in cut)
-        assert not kept.found[0].cut_off  # the drain was over
+        assert not kept.found[0].cut_off
+
+    def test_what_is_told_at_its_end_alone_is_cut_off_all_the_same(self) -> None:
+        """Gates, cleanup, weights and a restore: from their beginning to here, and none that had ended."""
+        scene = Telling()
+        fire = scene.hub.fire
+        for worker in ("0", "1"):
+            fire("gate_closing", worker, 1, "1.1")
+            fire("clear_started", worker, 2, 8)
+        fire("weight_sync_started", 6)
+        fire("weight_synced", 6, 5, "completed")
+        fire("gate_closed", "1", 3, "1.1", 5, "closed")
+        fire("clear_ended", "1", 2, 8, 5, "completed", ())
+        fire("weight_sync_started", 7)
+        fire("restore_started")
+        fire("phase_started", "cut", "fence")
+        scene.told()
+        scene.clock.advance(3.0)
+
+        cut = {span.name: span for span in scene.over().found if span.cut_off}
+
+        fence = cut["quiesce.checkpoint.fence"]
+        assert cut["quiesce.gate.close"].parent_id == fence.span_id
+        told = {
+            name: {key: value for key, value in span.attributes.items() if key != "quiesce.cut_off"}
+            for name, span in cut.items()
+        }
+        assert told == {
+            "quiesce.gate.close": {"quiesce.worker": "0", "quiesce.epoch": "1.1"},
+            "quiesce.cleanup.batch": {"quiesce.worker": "0", "quiesce.keys": 8},
+            "quiesce.weight_sync": {"quiesce.version": 7},
+            "quiesce.restore": {},
+            "quiesce.checkpoint.fence": {"quiesce.cut_id": "cut"},
+            "quiesce.checkpoint": {"quiesce.cut_id": "cut"},
+        }
+        assert {span.end_ns - span.start_ns for span in cut.values()} == {3_000_000_000}
+        assert {span.status for span in cut.values()} == {""}
+
+    @in_virtual_time
+    async def test_a_drain_that_hangs_names_who_holds_it_up(self) -> None:
+        """It and its window name the holder, and the window is linked to the slots that are open and to one that left."""
+        scene = Telling()
+        barrier = DataPlaneCheckpointBarrier(hub=scene.hub, clock=scene.clock)
+        other = DataPlaneCheckpointBarrier(hub=scene.hub, clock=scene.clock)
+        order = list[str]()
+        visitors = {
+            name: Visitor(order, name, where.mutation(kind))
+            for name, where, kind in (
+                ("first", barrier, "retry"),
+                ("leaves", barrier, "retry"),
+                ("elsewhere", other, "admission"),
+            )
+        }
+        await settle()
+        scene.clock.advance(1.0)
+        visitors["second"] = Visitor(order, "second", barrier.mutation("retry"))
+        await settle()
+        window = Visitor(order, "window", barrier.checkpoint())
+        await settle()
+        scene.clock.advance(2.0)
+        visitors["leaves"].leave()
+        await settle()
+        scene.clock.advance(3.0)
+
+        kept = scene.over()
+
+        drain, asked = kept.one("quiesce.checkpoint.drain"), kept.one("quiesce.window")
+        holder = {
+            "quiesce.last_holder.kind": "retry",
+            "quiesce.last_holder.task": "first",
+            "quiesce.last_holder.seconds": 5.0,
+        }
+        assert drain.cut_off
+        assert asked.cut_off
+        assert drain.attributes.items() >= holder.items()
+        assert asked.attributes.items() >= {"quiesce.delayed_by": 3, **holder}.items()
+        delaying = {
+            (span.trace_id, span.span_id)
+            for span in kept.named("quiesce.slot")
+            if span.attributes["quiesce.kind"] == "retry"
+        }
+        assert len(delaying) == 3
+        assert set(asked.links) == delaying
+        for visitor in (*visitors.values(), window):
+            visitor.leave()
+            await settle()
+
+    @in_virtual_time
+    async def test_a_capture_that_hangs_names_who_held_its_drain_up(self) -> None:
+        """That was known before."""
+        scene = Telling()
+        barrier = DataPlaneCheckpointBarrier(hub=scene.hub, clock=scene.clock)
+        order = list[str]()
+        holder = Visitor(order, "holder", barrier.mutation("retry"))
+        await settle()
+        window = Visitor(order, "window", barrier.checkpoint())
+        await settle()
+        scene.clock.advance(2.0)
+        holder.leave()
+        await settle()
+
+        kept = scene.over()
+
+        told, slot = kept.one("quiesce.window"), kept.one("quiesce.slot")
+        assert told.cut_off
+        assert told.attributes["quiesce.last_holder.task"] == "holder"
+        assert told.links == ((slot.trace_id, slot.span_id),)
+        window.leave()
+        await settle()
 
     @in_virtual_time
     async def test_slots_that_are_open_or_wait_are_told_as_cut_off(self) -> None:

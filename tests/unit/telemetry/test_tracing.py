@@ -1,8 +1,12 @@
 """How spans are made: our own, and those of an application's provider."""
 
+import asyncio
 import os
 import random
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from opentelemetry import context as otel_context
@@ -14,6 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
+import quiesce
 from quiesce.barrier import DataPlaneCheckpointBarrier
 from quiesce.observers import Hub
 from quiesce.telemetry.assembly import RunTelemetry
@@ -23,10 +28,12 @@ from quiesce.telemetry.tracing import (
     Identifiers,
     Identities,
     OwnTracing,
+    context_of,
     context_reader,
     parent_in,
     status_of,
 )
+from tests.barriers import Visitor
 from tests.unit.telemetry.telling import Kept, Telling
 
 
@@ -192,6 +199,69 @@ class TestParent:
         assert inner.parent.span_id == outer.get_span_context().span_id
         scene.over()
 
+    @pytest.mark.parametrize("waits, inside", [(False, False), (False, True), (True, False)])
+    async def test_a_slot_that_is_cut_off_has_the_parent_that_it_would_have_had(
+        self, provider: TracerProvider, *, waits: bool, inside: bool
+    ) -> None:
+        """The span around it, also where the task has opened one inside; whether it is held or waits."""
+        scene = Telling(clock=time.perf_counter_ns)
+        scene.told()  # finds OpenTelemetry
+        barrier, tracer = DataPlaneCheckpointBarrier(hub=scene.hub), provider.get_tracer("app")
+        opened: list[trace.Span] = []
+        hangs = asyncio.Event()
+
+        async def hang() -> None:
+            with tracer.start_as_current_span("outer") as outer:
+                opened.append(outer)
+                async with barrier.mutation("retry"):
+                    if not inside:
+                        await hangs.wait()
+                    with tracer.start_as_current_span("inner"):
+                        await hangs.wait()
+
+        window = Visitor([], "window", barrier.checkpoint())
+        await asyncio.sleep(0)
+        if not waits:
+            window.leave()
+            await window.task
+        task = asyncio.create_task(hang())
+        await asyncio.sleep(0.01)
+        scene.over()
+
+        slot, (outer,) = scene.kept.one("quiesce.slot"), opened
+        assert slot.cut_off
+        assert (slot.trace_id, slot.parent_id) == (
+            outer.get_span_context().trace_id,
+            outer.get_span_context().span_id,
+        )
+        hangs.set()
+        window.leave()
+        await asyncio.gather(window.task, task)
+
+    async def test_a_slot_of_no_span_is_cut_off_as_a_root(self, provider: TracerProvider) -> None:
+        """And a span that was opened inside it is not above it."""
+        scene = Telling(clock=time.perf_counter_ns)
+        scene.told()
+        barrier, tracer = DataPlaneCheckpointBarrier(hub=scene.hub), provider.get_tracer("app")
+        hangs = asyncio.Event()
+
+        async def hang() -> None:
+            async with barrier.mutation("retry"):
+                with tracer.start_as_current_span("inner"):
+                    await hangs.wait()
+
+        task = asyncio.create_task(hang())
+        await asyncio.sleep(0.01)
+
+        assert scene.over().one("quiesce.slot").parent_id == 0
+        hangs.set()
+        await task
+
+    def test_what_is_no_task_of_asyncio_s_has_no_context(self) -> None:
+        """A barrier of somebody's own may name anything, or nothing."""
+        assert context_of(None) is None
+        assert context_of(cast("asyncio.Task[None]", SimpleNamespace(_fut_waiter=object()))) is None
+
     async def test_a_window_s_trace_is_the_application_s_too(self, provider: TracerProvider) -> None:
         """And what the log names is the span that is made."""
         scene = Telling()
@@ -279,6 +349,11 @@ class TestProvider:
         assert slot.parent is not None
         assert slot.parent.span_id == outer.get_span_context().span_id
         assert slot.resource.attributes["service.name"] == "app"
+        assert {
+            (span.instrumentation_scope.name, span.instrumentation_scope.version)
+            for span in found.values()
+            if span.instrumentation_scope is not None and span.name != "outer"
+        } == {("quiesce", quiesce.__version__)}
         assert run.totals()["exported"] == 4
         assert run.converter.statistics().errors == 0
 

@@ -26,7 +26,10 @@ class Fake:
     runs: list[ShownRun]
     content: Content = dataclasses.field(
         default_factory=lambda: Content(
-            {"quiesce-slots": BOARD}, lambda base: base, "https://docs.example/runbooks"
+            {"quiesce-slots": BOARD},
+            lambda base: base,
+            "https://docs.example/runbooks",
+            lambda invariant: "QuiesceOwnershipConflict" if invariant == "single_owner" else "QuiesceOther",
         )
     )
     pool: DaemonExecutor = dataclasses.field(default_factory=lambda: DaemonExecutor("test-view", 2))
@@ -190,6 +193,8 @@ def test_open_violations_come_first(app: Starlette, tmp_path: Path) -> None:
         (["a"], True, "mine"),
         (["c"], False, "mine"),
     ]
+    leads = {(one["alert"], one["runbook"]) for one in told}
+    assert leads == {("QuiesceOwnershipConflict", "/runbooks/QuiesceOwnershipConflict")}
 
 
 def test_a_page_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quiesce.view.backfill import BLOCK_SECONDS, is_short, plan, write_texts
+from quiesce.view.backfill import BLOCK_SECONDS, is_short, plan, spacing, write_texts
 from quiesce.view.folders import Folders, ShownRun
 from tests.unit.view.rig import Sampled, write_recording
 
@@ -67,6 +67,15 @@ def test_a_new_file_begins_with_nothing(tmp_path: Path) -> None:
     ((_, lines),) = texts(run, tmp_path)
 
     assert [line.split("{")[0] for line in lines if f"{NOON + 15:.3f}" in line] == [STEPS, "up"]
+
+
+def test_samples_are_as_far_apart_as_the_widest_gaps(tmp_path: Path) -> None:
+    """A recorder that slows down is not read at its first pace: a rate would find one sample, and draw a gap."""
+    at = [NOON + second for second in (0, 2, 4, 6, 8, 10, 20, 30, 45, 60, 75, 90, 105)]
+    _, gaps, _ = plan(shown(tmp_path, [(moment, {STEPS: 1.0}) for moment in at]), LATER)
+
+    assert spacing(gaps) == (15.0, 60)
+    assert spacing([40.0] * 30 + [900.0]) == (40.0, 100), "one long gap is the run's, and not the recorder's"
 
 
 def test_two_hours_are_one_part(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
-"""The command, where it does not get so far as to show anything."""
+"""The command, where it does not get so far as to show anything, and what it would show."""
 
+import json
 import socket
 from pathlib import Path
 
 import pytest
+import yaml
 
 from quiesce.cli.main import main
+from quiesce.cli.view import read_content
 from quiesce.view.session import DEFAULT_PORT, listen
 
 
@@ -63,3 +66,24 @@ def test_the_usual_port_gives_way_and_a_named_one_does_not() -> None:
     finally:
         first.close()
         second.close()
+
+
+def test_what_is_shown_are_the_generated_dashboards_and_rules_that_lead_here() -> None:
+    """Each of the five is there by its uid, and each alert names a runbook at the address that was asked for."""
+    content = read_content()
+    base = "http://127.0.0.1:1/runbooks"
+    rules = [rule for group in yaml.safe_load(content.rules(base))["groups"] for rule in group["rules"]]
+
+    assert set(content.dashboards) == {
+        "quiesce-gate",
+        "quiesce-ownership",
+        "quiesce-slots",
+        "quiesce-training",
+        "quiesce-windows",
+    }
+    assert all(json.loads(text)["uid"] == uid for uid, text in content.dashboards.items())
+    assert rules
+    assert [rule["annotations"]["runbook_url"] for rule in rules] == [
+        f"{base}/{rule['alert']}" for rule in rules
+    ]
+    assert content.alert_of("single_owner") in {rule["alert"] for rule in rules}

@@ -6,7 +6,7 @@ round. What arrived is counted by the receiver, not by the sender. Blocks.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import subprocess
@@ -18,7 +18,7 @@ from typing import Any, Final
 from quiesce.bench.stats import Spread
 from quiesce.bench.telemetry_load import WAYS
 from quiesce.bench.telemetry_receiver import Receiver, receiver
-from quiesce.errors import ExporterMissingError
+from quiesce.errors import ExtraMissingError
 from quiesce.telemetry.sinks import find_sink
 
 __all__ = ["WAYS", "OpenLoop", "measure_open_loop"]
@@ -61,11 +61,14 @@ def measure_open_loop(rates: Sequence[int], rounds: int, seconds: float) -> Open
         seconds: How long slots come, each time.
 
     Raises:
-        ExporterMissingError: If the OTLP exporter is not installed, or a package that it needs is not.
+        ExporterMissingError: If the OTLP exporter is not installed.
+        ExtraMissingError: If a package that it needs is not.
     """
     find_sink("otlp")
-    if importlib.util.find_spec("opentelemetry.proto") is None:
-        raise ExporterMissingError("otlp", "quiesce[otlp]", ())
+    try:
+        importlib.import_module("opentelemetry.proto")
+    except ImportError as missing:
+        raise ExtraMissingError("the open-loop measurement", "opentelemetry-proto", "otlp") from missing
     runs: dict[tuple[int, str], list[dict[str, Any]]] = {(rate, way): [] for rate in rates for way in WAYS}
     with receiver() as arriving:
         for number in range(rounds):

@@ -5,18 +5,21 @@ gives way to the one before it, loudly, and is renamed ``corrupt-…`` so that n
 again; when checkpoints exist and none can be used, that is a refusal that names the part, never a silent
 start at step 0.
 
-Rows are filled first, under the new incarnation's keys: those that the cut counts, and, where generation goes on from
-them, the usable staged ones of its ledger's groups. All control state then moves in one await-free
-``recovery_restore`` slot. Yield rule: :func:`restore_into` suspends while rows are filled and for that slot; the
-rest blocks on the disk and belongs in a thread. Cancellation: what was filled stays in a store that nobody uses.
+What is not the cut's (where the prompts go on, the trainer's state) is restored first, by whoever has it, and then
+rows are filled, under the new incarnation's keys: those that the cut counts, and, where generation goes on from them,
+the usable staged ones of its ledger's groups. All control state then moves in one await-free ``recovery_restore`` slot.
+Yield rule: :func:`restore_into` suspends while what comes beforehand is restored, while rows are filled and for that
+slot; the rest blocks on the disk and belongs in a thread. Cancellation: what was filled stays in a store that nobody
+uses.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -39,6 +42,7 @@ from quiesce.errors import (
     CursorBehindStampError,
     DataPlaneError,
     NothingToRestoreError,
+    QuiesceError,
     RestoreRefusedError,
 )
 from quiesce.invariants import Violation, check_cut, critical
@@ -111,15 +115,18 @@ def load_newest(
     hub = default_hub() if hub is None else hub
     place = checkpoints_folder(folder)
     corrupt: list[tuple[CheckpointInfo, CorruptCheckpointError]] = []
+    told = _Told(hub)
     try:
+        told.begin()
         found = scan_checkpoints(place)
         usable = [info for info in found if accept_suspect or not info.suspect]
         for info in usable:
+            told.begin()
             try:
                 loaded = load_checkpoint(info, accept_violations=info.suspect)
             except CorruptCheckpointError as error:
                 corrupt.append((info, error))
-                hub.fire("restore_ended", "refused", _reason(error), {}, {})
+                told.refuse(error)
                 _LOG.error("%s; falling back to the checkpoint before it", error)
                 continue
             if rename_corrupt:
@@ -131,10 +138,41 @@ def load_newest(
                 )
             return loaded
         raise _none_usable(place, found, corrupt)
-    except RestoreRefusedError as error:
-        if not corrupt:  # each corrupt one was reported already
-            hub.fire("restore_ended", "refused", _reason(error), {}, {})
+    except Exception as error:
+        told.refuse(error)  # unless it is that all are corrupt, which was told of each of them
         raise
+
+
+class _Told:
+    """Tells of a restore that ends, or goes on in :func:`restore_into`, once its checkpoint is verified."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._since: int | None = None
+
+    def begin(self) -> None:
+        """Begin one, unless one has begun and has not ended."""
+        if self._since is None:
+            self._since = time.perf_counter_ns()
+            if self._hub.restore_started:
+                self._hub.fire("restore_started")
+
+    def refuse(self, error: Exception) -> None:
+        """End it, if it has not ended."""
+        since, self._since = self._since, None
+        if since is not None:
+            _end_badly(self._hub, error, {"verify": time.perf_counter_ns() - since})
+
+
+def _end_badly(hub: Hub, error: BaseException, parts: Mapping[str, int]) -> None:
+    """Report a restore that did not complete: that what is there cannot be used is a refusal, all else a failure."""
+    if isinstance(error, asyncio.CancelledError):
+        outcome, reason = "cancelled", ""
+    else:
+        outcome = "refused" if isinstance(error, QuiesceError) else "failed"
+        reason = _reason(error) if isinstance(error, Exception) else "error"
+    if hub.restore_ended:
+        hub.fire("restore_ended", outcome, reason, parts, {})
 
 
 def _none_usable(
@@ -280,6 +318,8 @@ class RestoreTargets:
         apply: Called inside the slot with what was restored: to set whatever else belongs to the same instant
             (the
             committed position, the next admission id); must not suspend.
+        beforehand: What else is restored, by part (``prompts``, ``trainer``): awaited one after the other, once the
+            checkpoint is known to fit and before rows are filled, and timed as parts of the restore.
         staging: Whether generation goes on from staged rows. Without, they are left in the checkpoint: a rollout that
             begins anew puts final rows under the very keys that some of them have.
         hub: Where hooks go; None means the barrier's hub.
@@ -296,6 +336,7 @@ class RestoreTargets:
     admission: Admission | None = None
     capacity: int | None = None
     apply: Callable[[Cut, RestoredRun], None] | None = None
+    beforehand: Mapping[str, Callable[[], Awaitable[object]]] = field(default_factory=dict)
     staging: bool = False
     hub: Hub | None = None
 
@@ -310,7 +351,8 @@ class RestoredRun:
             out.
         rows: Rows filled, counted and staged ones.
         dropped: Groups of a suspect checkpoint that were at fault and are dropped now.
-        parts: Nanoseconds by part: ``verify``, ``rows``, ``documents``.
+        parts: Nanoseconds by part, in the order in which they were done: ``verify``, what was restored beforehand,
+            ``rows``, ``documents``.
         staged: For each group of the ledger that has any, the keys of its staged rows as they are in the store
             now, in the order of their encoded form: of each generation the final row, or chunks from the first
             on without a gap.
@@ -368,34 +410,41 @@ async def restore_into(
     """
     hub = targets.barrier.hub if targets.hub is None else targets.hub
     parts = {"verify": loaded.verify_ns}
+
+    @contextlib.contextmanager
+    def timed(part: str) -> Iterator[None]:
+        since = clock()
+        try:
+            yield
+        finally:
+            parts[part] = parts.get(part, 0) + clock() - since
+
     try:
-        state, dropped = _judged(loaded)
-        state = _rewritten(state, incarnation)
-        _cross_check(loaded, state, targets, incarnation)
-        since = clock()
-        found = loaded.staged(state.ledger) if targets.staging else ()
-        staged = tuple(replace(key, incarnation=incarnation) for key in found)
-        rows = await _fill(loaded, state, staged, targets.dataplane)
-        parts["rows"] = clock() - since
-        since = clock()
-        restored = RestoredRun(loaded.info, state, rows, dropped, parts, by_group(staged))
-        async with targets.barrier.mutation("recovery_restore") as cut:
-            _hand_over(cut, restored, targets)
-        parts["documents"] = clock() - since
+        with timed("verify"):
+            state, dropped = _judged(loaded)
+            state = _rewritten(state, incarnation)
+            _cross_check(loaded, state, targets, incarnation)
+        for part, restore in targets.beforehand.items():
+            with timed(part):
+                await restore()
+        with timed("rows"):
+            found = loaded.staged(state.ledger) if targets.staging else ()
+            staged = tuple(replace(key, incarnation=incarnation) for key in found)
+            rows = await _fill(loaded, state, staged, targets.dataplane)
+        with timed("documents"):
+            restored = RestoredRun(loaded.info, state, rows, dropped, parts, by_group(staged))
+            async with targets.barrier.mutation("recovery_restore") as cut:
+                _hand_over(cut, restored, targets)
     except BaseException as error:
-        outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "refused"
-        hub.fire("restore_ended", outcome, "" if outcome == "cancelled" else _reason_of(error), parts, {})
+        _end_badly(hub, error, parts)
         raise
     for group_id in dropped:
         _LOG.warning(
             "group %s was at fault in the suspect checkpoint %s and is dropped", group_id, loaded.info.path
         )
-    hub.fire("restore_ended", "completed", "", parts, groups_by_owner(state))
+    if hub.restore_ended:
+        hub.fire("restore_ended", "completed", "", parts, groups_by_owner(state))
     return restored
-
-
-def _reason_of(error: BaseException) -> str:
-    return _reason(error) if isinstance(error, Exception) else "error"
 
 
 def _judged(loaded: LoadedCheckpoint) -> tuple[CutState, tuple[str, ...]]:

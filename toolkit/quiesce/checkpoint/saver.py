@@ -128,6 +128,8 @@ class CheckpointerStatistics:
         last_step: Step of the last published checkpoint, or None.
         last_failed: Whether the last attempt left something unsaved.
         retention_failures: How often old checkpoints could not be deleted.
+        part_bytes: Bytes of the last published checkpoint's ``rows``, ``trainer`` files and ``documents``; empty
+            before the first.
     """
 
     attempts: Mapping[str, int] = field(hash=False)
@@ -135,6 +137,7 @@ class CheckpointerStatistics:
     last_step: int | None
     last_failed: bool
     retention_failures: int
+    part_bytes: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(slots=True)
@@ -235,6 +238,7 @@ class Checkpointer:
         self._lock = asyncio.Lock()
         self._parent = restored
         self._published: CutState | None = None  # by this incarnation
+        self._published_bytes: Mapping[str, int] = {}
         self._restored_cut = None if restored is None else restored.cut_id
         self._prepared = False
         self._write: asyncio.Task[SaveResult] | None = None
@@ -336,6 +340,7 @@ class Checkpointer:
             last_step=None if published is None else published.step,
             last_failed=self.last_failed,
             retention_failures=self._retention_failures,
+            part_bytes=dict(self._published_bytes),
         )
 
     async def _attempt(self, attempt: _Attempt, unless: Callable[[], bool] | None) -> SaveResult:
@@ -573,6 +578,7 @@ class Checkpointer:
             self._run.journal.append("suspect", self._incarnation, step=attempt.step, cut_id=state.cut_id)
             return self._end(attempt, "refused", "invariant", path=path)
         self._parent = self._published = state
+        self._published_bytes = written.part_bytes
         self._run.journal.append(
             "published",
             self._incarnation,

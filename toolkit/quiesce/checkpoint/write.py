@@ -63,6 +63,13 @@ class WrittenCut:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
 
+    @property
+    def part_bytes(self) -> dict[str, int]:
+        """Bytes of the files of each part: ``rows``, ``trainer``, ``documents``; they add up to :attr:`num_bytes`."""
+        rows = sum(file.size for file in self.rows.files)
+        trainer = sum(file.size for file in self.files if file.name.startswith(f"{TRAINER_FOLDER}/"))
+        return {"rows": rows, "trainer": trainer, "documents": self.num_bytes - rows - trainer}
+
 
 def counted_rows(state: CutState) -> tuple[RowKey, ...]:
     """Return the rows that the cut counts: those that the buffer's index and unstarted claims name."""

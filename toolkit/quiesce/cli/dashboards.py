@@ -7,10 +7,9 @@ missing or left over, 2 when the dashboards cannot be made as asked for.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any, Final
 
-from quiesce.cli.generated import EXIT_OK, EXIT_STALE, EXIT_UNUSABLE, Files, build_or_check
+from quiesce.cli.generated import EXIT_OK, EXIT_STALE, EXIT_UNUSABLE, Files, add_arguments, build_or_check
 
 __all__ = ["EXIT_OK", "EXIT_STALE", "EXIT_UNUSABLE", "add_parser", "main_dashboards"]
 
@@ -26,13 +25,7 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse's subparsers h
         description="Write the Grafana dashboards as JSON, or check that a folder has them as they are now.",
         epilog="Exit codes: 0 written or current, 1 a file is missing or stale, 2 the dashboards cannot be made.",
     )
-    parser.add_argument(
-        "action", choices=tuple(_ACTIONS), metavar="build|check", help="; ".join(_ACTIONS.values())
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="the folder; otherwise the one that the package has them in"
-    )
-    parser.add_argument("--runbooks", metavar="URL", help="where the runbook pages are, if you keep your own")
+    add_arguments(parser, _ACTIONS)
     parser.set_defaults(run=main_dashboards)
 
 
@@ -40,7 +33,7 @@ def main_dashboards(args: argparse.Namespace) -> int:
     """Run the command.
 
     Args:
-        args: Has ``action``, ``out`` and ``runbooks``.
+        args: Has ``action``, ``out``, ``config`` and ``runbooks``.
 
     Returns:
         The exit code.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -52,7 +53,9 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse's subparsers h
     parser.add_argument("--no-record", action="store_true", help="record nothing")
     parser.add_argument("--sd-dir", type=Path, metavar="DIR", help="write a Prometheus file_sd target there")
     parser.add_argument(
-        "--otlp", metavar="URL", help="also export to that OpenTelemetry collector (http/protobuf)"
+        "--otlp",
+        metavar="URL",
+        help="also export to that OpenTelemetry collector (http/protobuf, or what OTEL_EXPORTER_OTLP_PROTOCOL says)",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run")
     parser.set_defaults(run=main_exec)
@@ -114,16 +117,17 @@ def environment_of(args: argparse.Namespace, command: list[str]) -> dict[str, st
         told["OTEL_EXPORTER_OTLP_ENDPOINT"] = args.otlp
         exporters.append("otlp")
     settings = read_settings({**os.environ, **told})
-    if settings.port:
+    if settings.port and settings.serves:
         _check_port(settings.host or "127.0.0.1", settings.port)
-    if not args.no_record:
+    # Another rank, or the process that started this one, serves and records.
+    if settings.serves and not args.no_record:
         folder = args.run_dir or Path("runs") / f"{run}-{time.strftime('%Y%m%d-%H%M%S')}"
         _make(folder)
         told["QUIESCE_RUN_DIR"] = str(folder.absolute())
         exporters.append("recorder")
-        print(
-            f"quiesce exec: recording to {folder}; look at it with: quiesce report {folder}", file=sys.stderr
-        )
+        where = shlex.quote(str(folder))
+        ways = f"quiesce report {where}, or quiesce view {where}"
+        print(f"quiesce exec: recording to {folder}; look at it with: {ways}", file=sys.stderr)
     told["QUIESCE_EXPORTERS"] = ",".join(dict.fromkeys(exporters))
     return told
 

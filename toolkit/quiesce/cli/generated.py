@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +16,7 @@ from quiesce.errors import ConfigError, ExtraMissingError
 if TYPE_CHECKING:
     from quiesce_dashboards.objectives import AlertConfig
 
-__all__ = ["EXIT_OK", "EXIT_STALE", "EXIT_UNUSABLE", "Files", "build_or_check"]
+__all__ = ["EXIT_OK", "EXIT_STALE", "EXIT_UNUSABLE", "Files", "add_arguments", "build_or_check"]
 
 EXIT_OK: Final = 0
 EXIT_STALE: Final = 1
@@ -28,6 +28,28 @@ Files = tuple[
 """Where files are committed, what writes them, and what names those that are not current."""
 
 
+def add_arguments(parser: argparse.ArgumentParser, actions: Mapping[str, str]) -> None:
+    """Add the arguments of both commands.
+
+    Args:
+        parser: The command's.
+        actions: What ``build`` and ``check`` do.
+    """
+    parser.add_argument(
+        "action", choices=tuple(actions), metavar="build|check", help="; ".join(actions.values())
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="the folder; otherwise the one that the package has them in"
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a YAML file with your numbers in a section `alerts`, such as a run's config.yaml",
+    )
+    parser.add_argument("--runbooks", metavar="URL", help="where the runbook pages are, if you keep your own")
+
+
 def build_or_check(what: str, wrong: str, load: Callable[[], Files], args: argparse.Namespace) -> int:
     """Run the command.
 
@@ -35,17 +57,26 @@ def build_or_check(what: str, wrong: str, load: Callable[[], Files], args: argpa
         what: Its name, which is also what the files are.
         wrong: What a file is that ``check`` names.
         load: Imports what makes the files.
-        args: Has ``action``, ``out`` and ``runbooks``.
+        args: Has ``action``, ``out``, ``config`` and ``runbooks``.
 
     Returns:
         The exit code.
     """
     try:
-        from quiesce_dashboards.objectives import AlertConfig
+        from quiesce_dashboards.alert_settings import read_alert_config
+        from quiesce_dashboards.objectives import RUNBOOKS, AlertConfig
 
+        if args.action == "build" and args.config is not None and args.out is None:
+            raise ConfigError(
+                "--out", "name a folder: what the package carries keeps the numbers that it has"
+            )
         directory, build, check = load()
         folder: Path = directory if args.out is None else args.out
-        config = AlertConfig() if args.runbooks is None else AlertConfig(runbook_base_url=args.runbooks)
+        config = (
+            AlertConfig(runbook_base_url=args.runbooks or RUNBOOKS)
+            if args.config is None
+            else read_alert_config(args.config, runbooks=args.runbooks)
+        )
         if args.action == "check":
             stale = check(folder, config)
             for name in stale:

@@ -187,7 +187,7 @@ def _config(args: argparse.Namespace, path: Path | None) -> RunConfig:
     words = list(args.words)
     source: str | Path | None = words.pop(0) if words and "=" not in words[0] else None
     if not args.resume or path is None:
-        return load_config("tiny" if source is None else source, words)
+        return _checked(load_config("tiny" if source is None else source, words))
     saved = path / CONFIG_FILE
     if source is not None:
         raise ConfigError(str(source), f"a resume takes its configuration from {saved}; override keys")
@@ -195,6 +195,14 @@ def _config(args: argparse.Namespace, path: Path | None) -> RunConfig:
         raise ConfigError("--resume", f"{path} has no {CONFIG_FILE}, so it is no run folder")
     config = load_config(saved, words)
     check_resumable(load_config(saved, []), config)
+    return _checked(config)
+
+
+def _checked(config: RunConfig) -> RunConfig:
+    """Return a configuration of which the section that the run itself does not read can be used too."""
+    from quiesce_dashboards.alert_settings import alert_config
+
+    alert_config(config.alerts, config.metrics.objectives)
     return config
 
 
@@ -221,6 +229,8 @@ def _train(config: RunConfig, folder: RunFolder, *, resume: bool, accept_suspect
                     info={"engine": "quiesce_grpo"},
                     exporters=config.metrics.exporters,
                     spans_per_second=config.metrics.spans_per_second,
+                    objectives=config.metrics.objectives,
+                    settings={"alertmanager": {"alerts": config.alerts}},
                 )
             stack.callback(_linger, metrics, config.metrics.linger_seconds)
             metrics.expect_checkpoints(steps=config.controller.save_every_steps)
@@ -235,7 +245,7 @@ def _train(config: RunConfig, folder: RunFolder, *, resume: bool, accept_suspect
                 log = configure_run_log(folder.path, config.log_level, run=config.name)
             shown.callback(log.close)
             if metrics is not None:
-                metrics.telemetry.connect(log)
+                metrics.connect(log)
             console_log = _ConsoleLog()
             logging.getLogger("quiesce").addHandler(console_log)
             shown.callback(logging.getLogger("quiesce").removeHandler, console_log)
@@ -391,11 +401,17 @@ async def _main(
 
 
 def _tell(summary: RunSummary, folder: RunFolder, console: Console, table: Any) -> int:  # noqa: ANN401 - something that rich draws
+    from quiesce.telemetry.recording import FOLDER as RECORDED
+
     console.print(f"run {summary.outcome} at step {summary.step}", style="bold", highlight=False)
     console.print(table)
     path = folder.path
     _say(console, f"checkpoints  {folder.checkpoints}")
     _say(console, f"files        {path}/{{{CONFIG_FILE},log.jsonl,{_JOURNAL},{METRICS_SNAPSHOT}}}")
+    if (path / RECORDED).is_dir():
+        _say(console, f"recording    {path / RECORDED}")
+        _say(console, f"report       quiesce report {shlex.quote(str(path))}")
+        _say(console, f"dashboards   quiesce view {shlex.quote(str(path))}")
     _say(console, f"prove it     quiesce audit {shlex.quote(str(path))}")
     if any(record.open for record in _violations(path)):
         _say(console, f"look into    quiesce violations {shlex.quote(str(path))}")

@@ -7,15 +7,21 @@ cannot be shown, 2 when an option cannot be used.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from quiesce.cli.train import CONFIG_FILE
 from quiesce.errors import ConfigError, ExtraMissingError, ViewError
 
-__all__ = ["EXIT_FAILED", "EXIT_OK", "EXIT_UNUSABLE", "add_parser", "main_view"]
+if TYPE_CHECKING:
+    from quiesce.view.backend import Content
+    from quiesce_dashboards.objectives import AlertConfig
+
+__all__ = ["EXIT_FAILED", "EXIT_OK", "EXIT_UNUSABLE", "add_parser", "main_view", "read_content"]
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -108,7 +114,7 @@ def _view(args: argparse.Namespace) -> int:
     serve(
         folders,
         programs,
-        _content(),
+        read_content(_numbers(folders[0])),
         made,
         open_browser=not args.no_browser,
         tell=_tell,
@@ -119,21 +125,53 @@ def _view(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _content() -> Any:  # noqa: ANN401 - its class is imported late
-    """Return the committed dashboards and rules: they need neither grafanalib nor a parser."""
+def _numbers(folder: Path) -> AlertConfig | None:
+    """Return the numbers of rules in a run's configuration; None where it leaves all as they are."""
+    from quiesce_dashboards.alert_settings import own_numbers
+
+    path = folder / CONFIG_FILE
+    try:
+        return own_numbers(path)
+    except ConfigError as error:
+        # The folder may be another program's, and so its configuration.
+        _tell(f"the rules keep their default numbers: {path}: {error}")
+        return None
+
+
+def read_content(config: AlertConfig | None = None) -> Content:
+    """Read what the command shows: the dashboards, the rules and the address of the documentation.
+
+    They are the generated files that are installed along, so this needs neither grafanalib nor a parser of PromQL; with
+    numbers of one's own they are made anew, the dashboards where grafanalib is there. Never suspends; reads files.
+
+    Args:
+        config: The numbers of the rules and the dashboards; None takes the files as they are.
+
+    Returns:
+        Dashboards by uid, in the order of their files' names, and rules whose runbooks lead to an address of the caller's.
+    """
     import json
 
     import yaml
 
     from quiesce.view.backend import Content
+    from quiesce_dashboards.alerts import alert_of
     from quiesce_dashboards.objectives import RUNBOOKS
-    from quiesce_dashboards.rules import ALERTS_FILE, GENERATED, render
+    from quiesce_dashboards.rules import ALERTS_FILE, GENERATED, render, rules_text
 
-    found = {}
-    for path in sorted((GENERATED / "dashboards").glob("*.json")):
-        text = path.read_text(encoding="utf-8")
-        found[json.loads(text).get("uid") or path.stem] = text
+    texts = {
+        path.name: path.read_text(encoding="utf-8") for path in (GENERATED / "dashboards").glob("*.json")
+    }
     text = (GENERATED / ALERTS_FILE).read_text(encoding="utf-8")
+    if config is not None:
+        text = rules_text(config)
+        with contextlib.suppress(ExtraMissingError):
+            from quiesce_dashboards.dashboards import dashboard_files
+
+            texts = dashboard_files(config)
+    found = {}
+    for name, made in sorted(texts.items()):
+        found[json.loads(made).get("uid") or Path(name).stem] = made
 
     def rules(base: str) -> str:
         document = yaml.safe_load(text)
@@ -142,7 +180,7 @@ def _content() -> Any:  # noqa: ANN401 - its class is imported late
                 rule["annotations"]["runbook_url"] = f"{base}/{rule['alert']}"
         return render(document)
 
-    return Content(found, rules, RUNBOOKS)
+    return Content(found, rules, RUNBOOKS, alert_of)
 
 
 def _tell(line: str) -> None:

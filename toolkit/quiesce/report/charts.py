@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from quiesce.barrier import KINDS
-from quiesce.report.collect import RunData
+from quiesce.report.data import RunData
 from quiesce.report.timeline import Increases, Values
 from quiesce.report.words import markup, short, time_of
 
@@ -153,11 +153,11 @@ def plain_layout(height: int) -> Figure:
 def time_layout(data: RunData, *, height: int = 300, traces: int = 1) -> Figure:
     """Return the layout of a chart over the time of the run, with room for a legend of so many traces."""
     layout = plain_layout(height + _LEGEND_ROW * (traces // 2))
-    length = max(data.ended - data.timeline.start, 1.0)
+    length = max(data.ended - data.started, 1.0)
     room = length / 100  # so that no point lies on the edge
     layout["xaxis"] = {
         "type": "date",
-        "range": [time_of(data.timeline.start - room), time_of(data.timeline.start + length + room)],
+        "range": [time_of(data.started - room), time_of(data.started + length + room)],
         "nticks": 7,
     }
     layout["yaxis"] = {"automargin": True}
@@ -253,8 +253,9 @@ def kind_colour(kind: str, index: int) -> int:
 
 
 def total_of(data: RunData, name: str) -> float:
-    """Return how much a counter grew, all its children together."""
-    return sum(grown.total for grown in data.counters.get(name, {}).values())
+    """Return how much a counter grew, all its children together, with what windows that were cut off add to it."""
+    counted, cut = (children.get(name, {}) for children in (data.counters, data.cut_seconds))
+    return sum(grown.total for grown in (*counted.values(), *cut.values()))
 
 
 def ranked(values: Sequence[float], share: float) -> float:

@@ -13,9 +13,9 @@ from quiesce.report.charts import (
     ranked,
     total_of,
 )
-from quiesce.report.collect import RunData
+from quiesce.report.data import RunData
 from quiesce.report.progress import gauge, groups, reused, steps, steps_ahead, tokens
-from quiesce.report.saves import phase_histograms, phase_table, phases_over_time, saves_lead
+from quiesce.report.saves import cut_table, phase_histograms, phase_table, phases_over_time, saves_lead
 from quiesce.report.slots import percentiles, slot_table, slow_table, stacked
 from quiesce.report.tables import invariants, notes, restores, violations
 from quiesce.report.words import count_of, duration, share_of
@@ -27,11 +27,13 @@ __all__ = ["sections", "tiles"]
 def sections(data: RunData) -> list[Section]:
     """Make the page's sections."""
     return [
-        Section("saves", "Saves", saves_lead(data), [phases_over_time(data), phase_table(data)]),
+        Section(
+            "saves", "Saves", saves_lead(data), [phases_over_time(data), cut_table(data), phase_table(data)]
+        ),
         Section(
             "phases",
             "How long phases take",
-            "Completed and failed saves alike, one count for each time a phase ran.",
+            "Of all saves alike, however they ended: one count for each time a phase came to its end.",
             phase_histograms(data),
         ),
         Section(
@@ -47,7 +49,9 @@ def sections(data: RunData) -> list[Section]:
                     data,
                     names.TRAINER_STALL,
                     "Trainer time lost to saving, by cause",
-                    "No save held the trainer up.",
+                    "No save that ended held the trainer up."
+                    if data.cut_offs
+                    else "No save held the trainer up.",
                 ),
                 stacked(
                     data,
@@ -66,7 +70,7 @@ def sections(data: RunData) -> list[Section]:
                     data,
                     names.MUTATION_WAIT.name,
                     "Slot wait, 99th percentile of those that waited",
-                    "No slot had to wait.",
+                    "No slot that ended had to wait.",
                     waited=True,
                 ),
                 percentiles(
@@ -125,10 +129,10 @@ def tiles(data: RunData) -> list[tuple[str, str, str]]:
             "Saves",
             str(saves.get("completed", 0)),
             ", ".join(f"{count} {outcome}" for outcome, count in saves.items() if outcome != "completed")
-            or "all completed",
+            or ("all completed" if saves else "none attempted"),
         ),
         ("Exclusive, median", duration(_middle(exclusive)), f"longest {duration(_last(exclusive))}"),
-        ("Drain, median", duration(_middle(drain)), f"longest {duration(_last(drain))}"),
+        ("Drain, median", duration(_middle(drain)), _longest_drain(data, drain)),
         (
             "Writer time lost",
             duration(total_of(data, names.WINDOW_BLOCKED.name)),
@@ -153,6 +157,14 @@ def tiles(data: RunData) -> list[tuple[str, str, str]]:
         last = "no reward" if math.isnan(reward) else f"reward {reward:.3g}"
         found.insert(0, ("Trainer version", count_of(version), last))
     return found
+
+
+def _longest_drain(data: RunData, ended: Sequence[float]) -> str:
+    """Say how long the longest drain was: one that was cut off was at least as long as it had been."""
+    cut = max((cut.seconds for cut in data.cut_offs if cut.phase == "drain"), default=0.0)
+    if ended and ended[-1] >= cut:
+        return f"longest {duration(ended[-1])}"
+    return f"longest over {duration(cut)}" if cut else "longest –"
 
 
 def _middle(values: Sequence[float]) -> float | None:

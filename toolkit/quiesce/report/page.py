@@ -17,7 +17,8 @@ from typing import Final
 
 from quiesce.errors import ExtraMissingError
 from quiesce.report.charts import Chart, Section, Table
-from quiesce.report.collect import RunData, collect
+from quiesce.report.collect import collect
+from quiesce.report.data import RunData
 from quiesce.report.figures import sections, tiles
 from quiesce.report.words import duration
 from quiesce.telemetry import names
@@ -33,7 +34,18 @@ _POLICY: Final = (
 )
 _INFO: Final = {"sampler": "sampler", "dataplane": "data plane", "engine": "engine", "version": "quiesce"}
 _NUMBER: Final = "#"
-_NEVER_BROKEN: Final = ("at", "asked at", "last violation", "verdict", "level")
+_NEVER_BROKEN: Final = (
+    "at",
+    "asked at",
+    "began at",
+    "ended at",
+    "last violation",
+    "cut",
+    "phase",
+    "verdict",
+    "level",
+    "event",
+)
 
 
 def write_report(run_dir: Path | str, output: Path | str | None = None) -> Path:

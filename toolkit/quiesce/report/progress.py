@@ -18,7 +18,7 @@ from quiesce.report.charts import (
     time_layout,
     times_of,
 )
-from quiesce.report.collect import REUSED, RunData
+from quiesce.report.data import REUSED, RunData
 from quiesce.report.words import count_of, duration, short
 from quiesce.telemetry import names
 from quiesce.types import OWNERS

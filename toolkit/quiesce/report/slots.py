@@ -7,6 +7,7 @@ Nothing here suspends.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from quiesce.report.charts import (
     DASHES,
@@ -22,42 +23,72 @@ from quiesce.report.charts import (
     log_axis,
     time_layout,
 )
-from quiesce.report.collect import RunData
+from quiesce.report.data import RunData
 from quiesce.report.timeline import percentile
 from quiesce.report.words import clock, count_of, duration, label, markup, short
 from quiesce.telemetry import names
 
 __all__ = ["percentiles", "slot_table", "slow_table", "stacked"]
 
+_TOWERING: Final = 4.0
+"""From how many times the height of all others on a bar would make these invisible."""
+
+_ROOM: Final = 1.3
+"""How high a chart is then, to its highest other bar."""
+
 
 def stacked(data: RunData, metric: names.Metric, title: str, nothing: str) -> Chart:
     """Draw the growth of a counter of seconds by its label."""
     children = data.counters.get(metric.name)
-    if not children:
+    cut = data.cut_seconds.get(metric.name, {})
+    if not children and not cut:
         return Chart(title, empty=f"The recording has no {metric.name}.")
     traces = []
     times, few = coarse_times(data)
-    for index, (child, grown) in enumerate(sorted(children.items(), key=kind_order)):
+    ended = [(child, grown, "") for child, grown in (children or {}).items()]
+    unended = [(child, grown, ", cut off") for child, grown in cut.items()]
+    both = sorted([*ended, *unended], key=lambda item: (kind_order((item[0], None)), item[2]))
+    for index, (child, grown, more) in enumerate(both):
         if not grown.total:
             continue
-        colour = kind_colour(child, index)
+        what = f"{markup(label(child))}{more}"
+        marker: Figure = {"color": f"c{kind_colour(child, index)}", "line": {"width": 0}}
+        if more:
+            marker["pattern"] = {"shape": "/", "fillmode": "replace", "size": 6}
         traces.append(
             {
                 "type": "bar",
-                "name": f"{markup(label(child))} ({duration(grown.total)})",
+                "name": f"{what} ({'at least ' if more else ''}{duration(grown.total)})",
                 "x": times,
                 "y": [short(amount) for amount in coarse(data, grown, few)],
-                "hovertemplate": f"{markup(label(child))} %{{y:.3s}}s<br>%{{x}}<extra></extra>",
-                "marker": {"color": f"c{colour}", "line": {"width": 0}},
+                "hovertemplate": f"{what} %{{y:.3s}}s<br>%{{x}}<extra></extra>",
+                "marker": marker,
             }
         )
     if not traces:
         return Chart(title, empty=nothing)
-    layout = time_layout(data, traces=len(traces))
+    rows = 2 if unended else 1  # with names that are so long, each takes a row of the legend
+    layout = time_layout(data, traces=rows * len(traces))
     layout |= {"barmode": "stack", "bargap": 0}
+    layout["showlegend"] = True
     layout["yaxis"] |= {"ticksuffix": "s", "tickformat": "~s", "rangemode": "tozero"}
     note = f"Each bar stands for {duration(data.timeline.width * few)}."
+    hatched = [trace for trace in traces if "pattern" in trace["marker"]]
+    if hatched:
+        note += " Hatched: up to the end of a process that cut a save off"
+        plain = _highest([trace for trace in traces if trace not in hatched])
+        if _highest(hatched) > _TOWERING * plain > 0:  # nothing else could be seen
+            layout["yaxis"] = layout["yaxis"] | {"range": [0, _ROOM * plain]}
+            layout["yaxis"].pop("rangemode")
+            note += f", past the upper edge (to {duration(_highest(hatched))})"
+        note += "."
     return Chart(title, {"data": traces, "layout": layout}, note=note)
+
+
+def _highest(traces: Iterable[Figure]) -> float:
+    """Return how high bars are, stacked on each other."""
+    columns = zip(*(trace["y"] for trace in traces), strict=True)
+    return max((float(sum(column)) for column in columns), default=0.0)
 
 
 def percentiles(data: RunData, name: str, title: str, nothing: str, *, waited: bool = False) -> Chart:
@@ -98,6 +129,7 @@ def percentiles(data: RunData, name: str, title: str, nothing: str, *, waited: b
     if not traces:
         return Chart(shown, empty=nothing)
     layout = time_layout(data, traces=len(traces))
+    layout["showlegend"] = True
     layout["yaxis"] |= log_axis([value for trace in traces for value in trace["y"]])
     return Chart(shown, {"data": traces, "layout": layout})
 

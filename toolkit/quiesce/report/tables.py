@@ -10,7 +10,7 @@ from typing import Final
 from quiesce.report.charts import (
     Table,
 )
-from quiesce.report.collect import RunData
+from quiesce.report.data import RunData
 from quiesce.report.words import clock, count_of, duration
 from quiesce.telemetry import names
 
@@ -77,8 +77,10 @@ def violations(data: RunData) -> Table:
         "Violations",
         ("record", "verdict", "severity", "invariant", "at", "what it says"),
         rows,
-        empty="The auditor found nothing.",
-        note=f"{more} more are in violations.jsonl. {note}" if more > 0 else note,
+        empty="The auditor found nothing."
+        if any(grown.total for grown in data.counters.get(names.INVARIANT_CHECKS.name, {}).values())
+        else "Nothing was checked while the run recorded, and no violation is on record.",
+        note=f"{more} more are in violations.jsonl. {note}" if more > 0 else note if rows else "",
         states=states,
     )
 
@@ -112,6 +114,8 @@ def notes(data: RunData) -> Table:
         "Last warnings and errors of the log",
         ("at", "level", "event", "what it says"),
         rows,
-        empty="The log has neither warnings nor errors.",
+        empty="The log has neither warnings nor errors."
+        if data.logged
+        else "No log was recorded, so it is not known whether there were warnings or errors.",
         note=f"Altogether {counted}." if sum(data.loud.values()) > len(rows) else "",
     )

@@ -9,7 +9,7 @@ import html
 from datetime import UTC, datetime
 from typing import Final
 
-from quiesce.report.collect import RunData
+from quiesce.report.data import RunData
 
 __all__ = ["clock", "count_of", "duration", "label", "markup", "share_of", "short", "size_of", "time_of"]
 

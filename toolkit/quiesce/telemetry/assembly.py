@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from quiesce.observers import Hub
-    from quiesce.telemetry.logs import RunLog
+    from quiesce.telemetry.event_log import EventLog
     from quiesce.telemetry.sinks import Sink
+    from quiesce.telemetry.story import Delay
 
 __all__ = ["RunTelemetry", "slot_cost_ns"]
 
@@ -54,6 +55,8 @@ _FLUSH_SECONDS: Final = 1.0
 
 _LOOK_SECONDS: Final = 0.5
 """How often it is asked whether the application has a tracer provider, where there is nowhere else for spans to go."""
+
+_URGENT: Final = frozenset({"error", "critical"})
 
 _MARGIN_SECONDS: Final = 0.3
 """What closing may take beside the sinks' deadline before a process that was told to end does."""
@@ -97,6 +100,7 @@ class RunTelemetry:
     ) -> None:
         self._hub = hub
         self._closed = False
+        self._log: EventLog | None = None
         wanted = any(takes_spans(sink) for sink in (sinks or {}).values())
         self._makes_spans = wanted or provider is not None
         # What slots are counted in from the beginning can be told to record them later.
@@ -139,6 +143,7 @@ class RunTelemetry:
             look=tracing.look if isinstance(tracing, FollowingTracing) else None,
             catch_up=self.observer.catch_up,
             open_slots=self._slots_now,
+            draining=self._draining_now,
             families=self.observer.families,
             budget=budget,
             clock=clock,
@@ -192,10 +197,23 @@ class RunTelemetry:
         barriers = [barrier for barrier in self._hub.sources("barrier") if hasattr(barrier, "slots_now")]
         return [slot for barrier in barriers for slot in barrier.slots_now()]
 
-    def connect(self, log: RunLog) -> None:
-        """Let lines of the run's log name the trace that they belong to, and hand them to the sinks as well."""
-        log.identify = self.spans.identities.of
-        log.also = self.pipeline.put_event
+    def _draining_now(self, now_ns: int) -> list[tuple[str, tuple[Delay, ...]]]:
+        barriers = [barrier for barrier in self._hub.sources("barrier") if hasattr(barrier, "draining_now")]
+        return [window for barrier in barriers for window in barrier.draining_now(now_ns)]
+
+    def connect(self, log: EventLog) -> None:
+        """Let a log's events name the trace that they belong to, and hand them to the sinks: those of the last one alone."""
+        if self._log is not None and self._log is not log:
+            self._log.also = None
+        self._log = log
+        log.identify = self.converter.link_of
+        log.also = self._hand_event
+
+    def _hand_event(self, event: Mapping[str, object]) -> None:
+        """Hand an event to the sinks: one of something wrong at once, because the process may be killed for it."""
+        self.pipeline.put_event(event)
+        if event.get("level") in _URGENT:
+            self.pipeline.flush(0.0)
 
     def close_at_exit(self, close: Callable[[], None] | None = None) -> None:
         """Have telemetry closed when the process ends: at exit, and at SIGTERM.
@@ -299,7 +317,11 @@ class RunTelemetry:
             if foreign is None
             else foreign.exported + min(exported, self._before_provider),
             "sampled": now.sampled + (0 if foreign is None else foreign.unheard),
-            "dropped": now.lost + (fates.get("dropped", 0) if foreign is None else 0),
+            # A note that found no room, or could not be told, is a span that is not there, or lacks something.
+            "dropped": now.lost
+            + now.notes_dropped
+            + now.errors
+            + (fates.get("dropped", 0) if foreign is None else 0),
             "failed": fates.get("failed", 0) if foreign is None else 0,
             "cpu_seconds": (now.cpu_ns + self.pipeline.cpu_ns) / 1e9,
         }

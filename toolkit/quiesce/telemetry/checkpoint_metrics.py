@@ -23,6 +23,9 @@ _REMEMBERED_CUTS: Final = 64
 
 _WINDOW_PHASES: Final = frozenset(names.WINDOW_PHASES)
 
+_NOT_SAVED: Final = frozenset({"failed", "refused"})
+"""Outcomes of attempts that were meant to end in a checkpoint and did not; one that was skipped or cancelled was not."""
+
 
 class CheckpointMetrics(Families):
     """Counts what saving and restoring report.
@@ -34,6 +37,7 @@ class CheckpointMetrics(Families):
 
     Attributes:
         book: What was given.
+        objectives: Seconds that a phase of the window is meant to stay under; may be set before the first window.
     """
 
     def __init__(
@@ -45,12 +49,14 @@ class CheckpointMetrics(Families):
     ) -> None:
         super().__init__(clock=clock, monotonic=monotonic)
         self.book = book
+        self.objectives: Mapping[str, float] = names.OBJECTIVES
         self._phase_seconds = self._histogram(names.CHECKPOINT_PHASE_SECONDS)
         self._phase_last = self._number(names.CHECKPOINT_PHASE_LAST)
         self._phase_now = self._number(names.CHECKPOINT_PHASE)
         self._phase_started = self._number(names.CHECKPOINT_PHASE_STARTED)
         self._cut_part = self._number(names.CUT_PART)
         self._attempts = self._number(names.CHECKPOINT_ATTEMPTS)
+        self._failures = self._number(names.CHECKPOINT_FAILURES)
         self._bytes = self._number(names.CHECKPOINT_BYTES)
         self._groups_saved = self._number(names.CHECKPOINT_GROUPS)
         self._rows_saved = self._number(names.CHECKPOINT_ROWS)
@@ -150,7 +156,7 @@ class CheckpointMetrics(Families):
         self._forget(phase, cut_id)
         self._phase_seconds.observe(ns, phase, outcome if outcome in names.ENDED else "failed")
         self._phase_last.set(ns / 1e9, phase)
-        objective = names.OBJECTIVES.get(phase)
+        objective = self.objectives.get(phase)
         if objective is not None and ns > objective * 1e9:
             self._over_objective.add(1, phase)
 
@@ -184,8 +190,11 @@ class CheckpointMetrics(Families):
         if outcome != "completed":
             label = known(reason, names.CHECKPOINT_REASONS) if reason else names.OTHER
             self._attempts.add(1, outcome, label)
+            if outcome in _NOT_SAVED:
+                self._failures.add(1)
             return
         self._attempts.add(1, "completed", "")
+        self._failures.set(0.0)
         self._last_success.set(self._clock())
         self._rows_saved.set(rows)
         self._bytes.set(num_bytes, "all")
@@ -194,6 +203,11 @@ class CheckpointMetrics(Families):
         if work is not None:
             self._work_saved = work
             self._note_risk()
+
+    def saved(self, part_bytes: Mapping[str, int]) -> None:
+        """Take what a checkpointer says about the parts of the last checkpoint; called at every scrape."""
+        for part, num_bytes in part_bytes.items():
+            self._bytes.set(num_bytes, part)
 
     def trainer_stalled(self, cause: str, ns: int) -> None:
         """Add up what saving cost the trainer."""

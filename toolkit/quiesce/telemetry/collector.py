@@ -20,7 +20,7 @@ from quiesce.telemetry import names
 from quiesce.telemetry.deferred import DeferredMetrics
 from quiesce.telemetry.exposed import KeptFamilies
 from quiesce.telemetry.gpu import gpu_in_use, put_gpu
-from quiesce.telemetry.histogram import Histogram, HistogramFamily
+from quiesce.telemetry.histogram import Histogram, HistogramFamily, known
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
@@ -110,7 +110,7 @@ class QuiesceCollector:
                 continue
             family = self._observer.families.get(metric.name)
             if isinstance(family, HistogramFamily):
-                yield self._kept.histograms(metric, family.children.copy())
+                yield self._kept.histograms(metric, self._children(family))
             elif family is not None:
                 yield self._kept.numbers(metric, family.values.copy())
             elif metric.name in slots:
@@ -119,6 +119,15 @@ class QuiesceCollector:
                 yield self._info(metric, sources)
             elif pulled.get(metric.name):
                 yield self._kept.numbers(metric, pulled[metric.name])
+
+    def _children(self, family: HistogramFamily) -> dict[tuple[str, ...], Histogram]:
+        """Return the children that exist in a process like this one."""
+        children, windows = family.children.copy(), family.metric.windows
+        if windows and "barrier" not in self._seen:
+            return {
+                labels: child for labels, child in children.items() if labels[0] not in windows or child.count
+            }
+        return children
 
     # -------------------------------------------------------------------------------------------- formatting
 
@@ -160,6 +169,8 @@ class QuiesceCollector:
                 self._read(source, ask, put, pulled)
         for auditor in self._hub.sources("auditor"):
             self._read(auditor, methodcaller("known"), lambda now, _: self._observer.audited(*now), pulled)
+        for saver in self._hub.sources("checkpointer"):
+            self._read(saver, _STATISTICS, lambda now, _: self._observer.saved(now.part_bytes), pulled)
         slots = self._observer.slots.copy()
         pulled[names.MUTATION_SECTIONS.name] = {
             (kind, outcome): count
@@ -273,10 +284,21 @@ def _put_cleanup(now: CleanupStatistics, pulled: dict[str, Values]) -> None:
     _add(pulled, names.CLEANUP_QUEUE, now.pending_calls)
 
 
-def _put_tracing(now: Mapping[str, float], pulled: dict[str, Values]) -> None:
+def _ask_tracing(source: Any) -> tuple[Mapping[str, float], Mapping[tuple[str, str], int]]:  # noqa: ANN401 - whatever is attached
+    return source.totals(), source.pipeline.sink_fates()
+
+
+def _put_tracing(
+    now: tuple[Mapping[str, float], Mapping[tuple[str, str], int]], pulled: dict[str, Values]
+) -> None:
+    totals, at_sinks = now
     for fate in names.SPAN_FATES:
-        _add(pulled, names.TELEMETRY_SPANS, now[fate], fate)
-    _add(pulled, names.TELEMETRY_CPU, now["cpu_seconds"])
+        _add(pulled, names.TELEMETRY_SPANS, totals[fate], fate)
+    for sink, fate in names.TELEMETRY_SINK_SPANS.label_sets():
+        _add(pulled, names.TELEMETRY_SINK_SPANS, 0, sink, fate)
+    for (sink, fate), count in at_sinks.items():
+        _add(pulled, names.TELEMETRY_SINK_SPANS, count, known(sink, names.SPAN_SINKS), fate)
+    _add(pulled, names.TELEMETRY_CPU, totals["cpu_seconds"])
 
 
 def _put_cursor(cursor: int, pulled: dict[str, Values]) -> None:
@@ -296,7 +318,7 @@ _READERS: Final[dict[str, tuple[Ask, Put]]] = {
     "accounting": (_STATISTICS, _put_accounting),
     "dataplane": (_STATISTICS, _put_dataplane),
     "cleanup": (_STATISTICS, _put_cleanup),
-    "tracing": (methodcaller("totals"), _put_tracing),
+    "tracing": (_ask_tracing, _put_tracing),
     "sampler": (attrgetter("dispatch_cursor"), _put_cursor),
     "trainer_version": (attrgetter("value"), _put_version),
 }

@@ -7,7 +7,7 @@ suspends; :meth:`Converter.close` blocks, up to its deadline.
 Which slots get a span: all, up to a budget of spans a second. Past it every *interesting* one (it waited, was
 slow, failed or was cancelled, or was open while a window asked) and as many of the rest as the budget still
 pays for. Each slot has one fate, and all of them are counted: ``made`` into a span, ``sampled`` out, or ``lost``
-because its record was overwritten before it was read.
+because its record was overwritten before it was read, or something raised.
 
 A slot's span covers its wait and its hold. It is linked to the windows that it waited for; the windows' spans
 are linked to the slots that delayed them.
@@ -26,21 +26,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from quiesce.telemetry import names
 from quiesce.telemetry.histogram import HistogramFamily, bounds_ns
 from quiesce.telemetry.slots import NEVER_HELD
 from quiesce.telemetry.story import Story
-from quiesce.telemetry.tracing import Parent, context_reader, parent_in
+from quiesce.telemetry.tracing import Parent, context_of, context_reader, parent_before, parent_in
 
 if TYPE_CHECKING:
-    from quiesce.telemetry.finished import AttributeValue, FinishedSpan
+    import asyncio
+
+    from quiesce.telemetry.finished import AttributeValue, FinishedSpan, Link
     from quiesce.telemetry.histogram import NumberFamily
     from quiesce.telemetry.pipeline import Pipeline
     from quiesce.telemetry.slot_spans import SlotColumns
     from quiesce.telemetry.slots import RawRecord, SlotNumbers, SlotRecorder
     from quiesce.telemetry.spans import SpanObserver
+    from quiesce.telemetry.story import Delay
     from quiesce.telemetry.tracing import SpanHandle, Tracing
 
 __all__ = ["SLOW_SECONDS", "SPAN_BUDGET", "Converter", "ConverterStatistics", "OpenSlot"]
@@ -67,8 +70,8 @@ _EXEMPLAR_SPACING_NS: Final = 100_000_000
 _BOUNDS: Final = bounds_ns(names.SLOT_BUCKETS)
 _LOG: Final = logging.getLogger("quiesce.telemetry")
 
-OpenSlot = tuple[str, int, int | None]
-"""A slot that is open, or waits: its kind, and when it asked and opened (None: it waits)."""
+OpenSlot = tuple[str, int, int | None, "asyncio.Task[Any] | None"]
+"""A slot that is open, or waits: its kind, when it asked and opened (None: it waits), and its task."""
 
 _Plain = tuple[int, "SlotNumbers | None", list[int]] | tuple[()]
 """Of a kind: the number of its spans' shape, its numbers, and from when on each bucket of its holds wants an exemplar;
@@ -82,11 +85,11 @@ class ConverterStatistics:
     Attributes:
         made: Slots with a span.
         sampled: Slots without one, past the budget.
-        lost: Slots whose record was overwritten before it was read.
+        lost: Slots whose record was overwritten before it was read, or could not be told.
         waiting: Slots whose record is still to be read.
         others: Spans of anything else that were handed to the pipeline.
         notes_dropped: Hooks that found no room to be noted.
-        errors: Records and notes that could not be told.
+        errors: Notes that could not be told, and batches in which something else failed.
         cpu_ns: Processor time of the thread.
     """
 
@@ -111,8 +114,10 @@ class Converter:
         look: Called now and then, between two batches: whether the tracing has changed.
         catch_up: Called before each batch: whatever else is to be done off the loop now and then.
         families: Histograms of the metrics observer by name, which get exemplars.
-        open_slots: Returns the slots that are open, or wait, right now: kind, and when each asked and opened (None:
-            it waits), by the clock.
+        open_slots: Returns the slots that are open, or wait, right now: kind, when each asked and opened (None:
+            it waits), by the clock, and its task.
+        draining: Returns the windows that wait right now, each with what has delayed it until the moment that is
+            given, by the clock.
         budget: Spans of slots a second; 0 or None: no limit.
         clock: Monotonic nanoseconds; the same clock as the barriers'.
         unix_clock: Unix nanoseconds.
@@ -129,6 +134,7 @@ class Converter:
         catch_up: Callable[[], None] | None = None,
         families: dict[str, HistogramFamily | NumberFamily] | None = None,
         open_slots: Callable[[], Iterable[OpenSlot]] | None = None,
+        draining: Callable[[int], Iterable[tuple[str, tuple[Delay, ...]]]] | None = None,
         budget: float | None = SPAN_BUDGET,
         slow_seconds: float = SLOW_SECONDS,
         clock: Callable[[], int] = time.perf_counter_ns,
@@ -142,6 +148,7 @@ class Converter:
         self._catch_up = catch_up
         self._families = {} if families is None else families
         self._open_slots = open_slots
+        self._draining = draining
         self._clock = clock
         self._unix_clock = unix_clock
         self._budget = budget or 0.0
@@ -157,6 +164,7 @@ class Converter:
         self._lost = 0
         self._handed = 0
         self._errors = 0
+        self._complained = False
         self._cpu_ns = 0
         self._read = 0
         self._lit: list[tuple[SlotNumbers, int, int, SpanHandle, int]] = []
@@ -221,13 +229,17 @@ class Converter:
         """In a forked child: be dead; the thread was not inherited."""
         self._closed = True
 
+    def link_of(self, name: str) -> Link | None:
+        """Return the span of a cut, of a group, of the last step (``step 7``) or of the last ``restore``; from any thread.
+
+        None where there is none, or where it is not known yet.
+        """
+        return self._observer.identities.of(name) or self._story.link_of(name)
+
     def trace_of(self, names: Iterable[str]) -> str:
         """Return the trace that tells the first of some groups and cuts of which one is known, or ""; from any thread."""
-        for name in names:
-            link = self._observer.identities.of(name)
-            if found := self._story.trace_of(name) or (0 if link is None else link[0]):
-                return f"{found:032x}"
-        return ""
+        found = next(filter(None, map(self.link_of, names)), None)
+        return "" if found is None else f"{found[0]:032x}"
 
     def statistics(self) -> ConverterStatistics:
         """Return the counts; may be called from any thread."""
@@ -300,7 +312,12 @@ class Converter:
 
     def _wrong(self, what: str, *args: object) -> None:
         self._errors += 1
-        if self._errors == 1:
+        self._complain(what, *args)
+
+    def _complain(self, what: str, *args: object) -> None:
+        """Log an error that is being handled, if it is the first one."""
+        if not self._complained:
+            self._complained = True
             _LOG.exception(f"{what} (logged once)", *args)
 
     def _convert_slots(self, head: int) -> bool:
@@ -310,16 +327,22 @@ class Converter:
         limit = min(_LARGEST_BATCH, max(_BATCH, waiting // 4))
         records, lost = self._recorder.take(limit, head)
         columns = self._tracing.slots
-        try:
-            # Before the slots of this batch count as read, because flush() looks at it.
-            if columns is None:
-                for record in records:
-                    self._convert_slot(record)
+        before = self._made + self._sampled
+        left = iter(records)
+        while True:
+            try:
+                # Before the slots of this batch count as read, because flush() looks at it.
+                if columns is None:
+                    for record in left:
+                        self._convert_slot(record)
+                else:
+                    self._collect(left, columns)
+            except Exception:  # noqa: BLE001 - as in convert(); the slots after this one go on
+                self._complain("a slot could not be told")
             else:
-                self._collect(records, columns)
-        finally:
-            self._lost += lost
-            self._read += len(records) + lost
+                break
+        self._lost += lost + len(records) - (self._made + self._sampled - before)
+        self._read += len(records) + lost
         return self._read < head
 
     def _collect(self, records: Iterable[RawRecord], columns: SlotColumns) -> None:
@@ -328,26 +351,35 @@ class Converter:
         plain, lit, offset = self._plain, self._plain_lit, self._offset_ns
         asked, slow, limited = self._story.last_asked_ns, self._slow_ns, bool(self._budget)
         before = len(columns.which)
-        for record in records:
-            _, kind, wait_ns, hold_ns, outcome, ended_ns, context = record
-            opened_ns = ended_ns - hold_ns
-            known = plain.get(kind)
-            if known is None:
-                known = self._meet(kind, columns)
-            if wait_ns or context or outcome != "completed" or opened_ns <= asked or hold_ns < 0 or not known:
-                self._convert_slot(record)
-                continue
-            if limited and not self._affords(ended_ns) and hold_ns < slow:
-                self._sampled += 1
-                continue
-            number, numbers, due = known
-            add(number)
-            add_time(opened_ns + offset)
-            add_time(ended_ns + offset)
-            if numbers is not None and ended_ns >= due[bucket := bisect_left(_BOUNDS, hold_ns)]:
-                due[bucket] = ended_ns + _EXEMPLAR_SPACING_NS
-                lit.append((len(columns.which) - 1, numbers, hold_ns, ended_ns + offset))
-        self._made += len(columns.which) - before
+        try:
+            for record in records:
+                _, kind, wait_ns, hold_ns, outcome, ended_ns, context = record
+                opened_ns = ended_ns - hold_ns
+                known = plain.get(kind)
+                if known is None:
+                    known = self._meet(kind, columns)
+                if (
+                    wait_ns
+                    or context
+                    or outcome != "completed"
+                    or opened_ns <= asked
+                    or hold_ns < 0
+                    or not known
+                ):
+                    self._convert_slot(record)
+                    continue
+                if limited and not self._affords(ended_ns) and hold_ns < slow:
+                    self._sampled += 1
+                    continue
+                number, numbers, due = known
+                add(number)
+                add_time(opened_ns + offset)
+                add_time(ended_ns + offset)
+                if numbers is not None and ended_ns >= due[bucket := bisect_left(_BOUNDS, hold_ns)]:
+                    due[bucket] = ended_ns + _EXEMPLAR_SPACING_NS
+                    lit.append((len(columns.which) - 1, numbers, hold_ns, ended_ns + offset))
+        finally:
+            self._made += len(columns.which) - before
 
     def _meet(self, kind: str, columns: SlotColumns) -> _Plain:
         """Note what is the same for all slots of a kind."""
@@ -462,8 +494,16 @@ class Converter:
         self._story.finish_windows(self._read)
         now = self._clock()
         self._cut_off_slots(now)
-        self._story.cut_off(now)
+        self._story.cut_off(now, self._still_draining(now))
         self._hand_over()
+
+    def _still_draining(self, now_ns: int) -> list[tuple[str, tuple[Delay, ...]]]:
+        """Return what delays the windows that wait as the process ends."""
+        try:
+            return list(self._draining(now_ns) if self._draining else ())
+        except Exception:  # noqa: BLE001 - as below
+            self._wrong("what delays a window could not be told")
+            return []
 
     def _cut_off_slots(self, now_ns: int) -> None:
         """End the spans of slots that are open, or wait, as the process ends."""
@@ -472,7 +512,7 @@ class Converter:
         except Exception:  # noqa: BLE001 - a barrier of somebody's own may answer anything, and the end goes on
             self._wrong("open slots could not be told")
             return
-        for kind, asked_ns, opened_ns in slots:
+        for kind, asked_ns, opened_ns, task in slots:
             about: dict[str, AttributeValue] = {"quiesce.kind": kind}
             waited = opened_ns is None or opened_ns > asked_ns
             if opened_ns is None:
@@ -480,14 +520,17 @@ class Converter:
             elif waited:
                 about["quiesce.wait_seconds"] = (opened_ns - asked_ns) / 1e9
             until = now_ns if opened_ns is None else opened_ns
+            start = self._unix(asked_ns)
             handle = self._tracing.start(
                 "quiesce.slot",
-                parent=None,
-                start_ns=self._unix(asked_ns),
+                parent=parent_before(context_of(task), start),
+                start_ns=start,
                 attributes=about,
                 links=self._story.blockers(asked_ns, until) if waited else (),
             )
             self._tracing.end(handle, self._unix(now_ns), outcome="", cut_off=True)
+            if opened_ns is not None and self._story.overlapped(opened_ns, now_ns):
+                self._story.note_delayer(kind, now_ns, handle.link)
 
     def _unix(self, ns: int) -> int:
         return ns + self._offset_ns

@@ -1,12 +1,14 @@
 """Switches telemetry on: one call, one endpoint, whatever order things are built in.
 
 Rule: what the user named is done or refused by name (a port, an exporter); what the user left open is chosen
-and told (in the log and in ``metrics.json`` of the run folder). Nothing here suspends; closing with
-``linger`` blocks for as long.
+and told (in the log and in ``metrics.json`` of the run folder). Nothing here suspends.
 
 Neither the HTTP server nor any other exporter is part of this package: each is found by its entry point (group
 ``quiesce.exporters`` for what is scraped, ``quiesce.sinks`` for what is sent or written), so the toolkit depends on
 none, and anybody can install another one.
+
+A spawned child runs its parent's script again before it does what it is there for. A call that it meets in doing so
+is its parent's, and is answered by a handle that is closed.
 """
 
 from __future__ import annotations
@@ -20,34 +22,32 @@ import os
 import platform
 import secrets
 import sys
-import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import unquote
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
-from quiesce.errors import ConfigError, ExporterMissingError, PortUnavailableError
+from quiesce.errors import ConfigError, ExporterMissingError, ExtraMissingError, PortUnavailableError
 from quiesce.observers import Hub, default_hub
 from quiesce.telemetry.assembly import RunTelemetry
+from quiesce.telemetry.children import is_being_prepared
 from quiesce.telemetry.collector import QuiesceCollector
 from quiesce.telemetry.convert import SPAN_BUDGET
 from quiesce.telemetry.discovery import TargetFile, write_atomically
+from quiesce.telemetry.handle import ENDPOINT_FILE, Endpoint, MetricsHandle, closed_handle, reachable
+from quiesce.telemetry.handle import HANDLES as _HANDLES
 from quiesce.telemetry.names import log_event
+from quiesce.telemetry.objectives import window_objectives
 from quiesce.telemetry.settings import SERVED_BY, is_on, read_settings, script_name
 from quiesce.telemetry.sinks import SinkContext, find_sink
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from prometheus_client.metrics_core import Metric
 
-    from quiesce.telemetry.logs import RunLog
-    from quiesce.telemetry.metrics import MetricsObserver
+    from quiesce.telemetry.event_log import EventLog
     from quiesce.telemetry.sinks import Sink
 
 __all__ = [
@@ -66,166 +66,14 @@ DEFAULT_PORT: Final = 9464
 """Where metrics are served if nobody names a port and nobody else serves there (OpenTelemetry's default for
 Prometheus)."""
 
-ENDPOINT_FILE: Final = "metrics.json"
-"""The file of a run folder that says where the run is scraped while it runs."""
-
 EXPORTERS: Final = "quiesce.exporters"
 """Entry point group in which exporters announce themselves."""
 
 _LOG: Final = logging.getLogger("quiesce.telemetry")
 
 
-class Endpoint(Protocol):
-    """A running server of metrics.
-
-    Attributes:
-        port: The port that it listens on.
-    """
-
-    port: int
-
-    def close(self) -> None:
-        """Stop listening."""
-
-
 Serve = Callable[[CollectorRegistry, str, int], Endpoint]
 """Starts a server of a registry on a host and a port (0: any free one), or raises PortUnavailableError."""
-
-
-class MetricsHandle:
-    """Telemetry that is switched on.
-
-    Made by :func:`enable_metrics`; a context manager that closes.
-
-    Attributes:
-        host: The host that the endpoint listens on.
-        registry: The prometheus_client registry that is served.
-        telemetry: What listens to the hub, makes spans and hands everything to the sinks.
-        collector: Answers scrapes.
-    """
-
-    def __init__(
-        self,
-        hub: Hub,
-        telemetry: RunTelemetry,
-        collector: QuiesceCollector,
-        registry: CollectorRegistry,
-        endpoint: Endpoint,
-        host: str,
-        run_dir: Path | None,
-    ) -> None:
-        self._hub = hub
-        self._endpoint = endpoint
-        self._file = None if run_dir is None else run_dir / ENDPOINT_FILE
-        self._target: TargetFile | None = None
-        self._closed = False
-        self._stepped_ns = time.perf_counter_ns()
-        self.host = host
-        self.telemetry = telemetry
-        self.collector = collector
-        self.registry = registry
-        _HANDLES.add(self)
-
-    @property
-    def observer(self) -> MetricsObserver:
-        """Counts hooks."""
-        return self.telemetry.observer
-
-    @property
-    def port(self) -> int:
-        """The port that metrics are really served on."""
-        return self._endpoint.port
-
-    @property
-    def url(self) -> str:
-        """Where to scrape; an endpoint that listens everywhere is named by its loopback address."""
-        return f"http://{_reachable(self.host)}:{self.port}/metrics"
-
-    def snapshot(self, path: Path | str) -> None:
-        """Write the classic text exposition to a file, so that the file is always complete.
-
-        In a forked child this does nothing: the numbers are the parent's.
-        """
-        if self._closed:
-            return
-        write_atomically(Path(path), generate_latest(self.registry))
-
-    def expect_checkpoints(self, *, seconds: float = 0.0, steps: float = 0.0) -> None:
-        """Say how often the run means to save; see :meth:`MetricsObserver.expect_checkpoints`."""
-        self.observer.expect_checkpoints(seconds=seconds, steps=steps)
-
-    def step(
-        self,
-        n: int,
-        *,
-        reward: float | None = None,
-        loss: float | None = None,
-        kl: float | None = None,
-        groups: int = 0,
-        seconds: float | None = None,
-    ) -> None:
-        """Tell that a trainer of one's own has taken a step; a :class:`quiesce.Controller` tells it by itself.
-
-        Args:
-            n: How many steps it has taken, this one included.
-            reward: Mean reward.
-            loss: Loss.
-            kl: Divergence from the reference policy, in nats.
-            groups: Prompt groups that were trained.
-            seconds: How long the step took; None takes the time since the step before.
-        """
-        now = time.perf_counter_ns()
-        ns = now - self._stepped_ns if seconds is None else round(seconds * 1e9)
-        self._stepped_ns = now
-        told = {"reward": reward, "loss": loss, "kl": kl}
-        metrics = {name: value for name, value in told.items() if value is not None and math.isfinite(value)}
-        self._hub.fire("train_step_ended", n, n, ns, groups, "completed", metrics)
-
-    def close(self, linger: float = 0.0) -> None:
-        """Stop serving, counting and exporting. Closing twice changes nothing.
-
-        What exporters still have to send is sent within two seconds, or counted as not sent.
-
-        Args:
-            linger: Seconds to keep serving before, so that a scraper sees how the run ended: one scrape
-                interval.
-        """
-        if self._closed:
-            return
-        if linger > 0:
-            time.sleep(linger)
-        self._closed = True
-        _HANDLES.discard(self)
-        if self._target is not None:
-            self._target.remove()
-        self.telemetry.close()
-        self._endpoint.close()
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
-        if os.environ.get(SERVED_BY) == str(os.getpid()):
-            del os.environ[SERVED_BY]
-
-    def serves(self, hub: Hub) -> bool:
-        """Return whether it serves what that hub carries."""
-        return self._hub is hub and not self._closed
-
-    def announce(self, target: TargetFile) -> None:
-        """Keep a target file for as long as the endpoint serves."""
-        self._target = target
-
-    def forget(self) -> None:
-        """In a forked child: be closed, and leave to the parent what is the parent's."""
-        self._closed = True
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close."""
-        self.close()
 
 
 def enable_metrics(
@@ -243,7 +91,8 @@ def enable_metrics(
     tracer_provider: Any = None,  # noqa: ANN401 - any object of OpenTelemetry's API
     spans_per_second: float | None = None,
     settings: Mapping[str, Mapping[str, object]] | None = None,
-    log: RunLog | None = None,
+    log: EventLog | None = None,
+    objectives: Mapping[str, float] | None = None,
 ) -> MetricsHandle:
     """Serve the metrics, and export the spans, of everything that reports to a hub, built before or later.
 
@@ -270,27 +119,35 @@ def enable_metrics(
             recorded): ``otlp`` sends metrics only, unless its setting ``spans`` is true.
         spans_per_second: Budget of slots' spans beside the interesting ones; infinite keeps each.
         settings: Settings of exporters, by the exporter's name.
-        log: The run's log, which is told where metrics are served; the Python logger ``quiesce.telemetry``
-            always is.
+        log: The run's log, which is told where metrics are served (the Python logger ``quiesce.telemetry`` always is),
+            and whose lines the exporters are given. Without one they are given the same events, made of what the hub
+            reports.
+        objectives: Seconds that a phase of the window (``drain``, ``exclusive``) is meant to stay under; a longer one is
+            counted in ``quiesce_window_over_objective_total``. What is left out keeps 1 s and 5 ms. Give the rules the same.
 
     Returns:
-        The handle to close, ask for its port, or write a snapshot with.
+        The handle to close, ask for its port, or write a snapshot with. While a child of ``multiprocessing`` imports
+        its parent's modules again, a handle that is closed: nothing is served, counted, exported or written then.
 
     Raises:
         PortUnavailableError: If the named port, or the host, cannot be bound.
-        ExporterMissingError: If no exporter of the name is installed, or a package that it needs is not.
-        ConfigError: If the environment says something that cannot be used.
+        ExporterMissingError: If no exporter of the name is installed.
+        ExtraMissingError: If a package that an exporter needs is not installed.
+        ConfigError: If the environment, or an objective, is something that cannot be used.
     """
     said = read_settings()
+    meant = window_objectives(said.objectives if objectives is None else objectives)
     run = run or said.run or script_name()
     role = role or said.role or "controller"
     port = said.port if port is None else port
     host = said.host if host is None else host
     run_dir = said.run_dir if run_dir is None else run_dir
     sd_dir = said.sd_dir if sd_dir is None else sd_dir
-    start = find_exporter(serve) if isinstance(serve, str) else serve
     hub = default_hub() if hub is None else hub
     hub.on_first_attach(None)  # what is switched on in code is not switched on by the environment as well
+    if is_being_prepared():
+        return closed_handle(hub, run, role, DEFAULT_PORT if port is None else port, host)
+    start = find_exporter(serve) if isinstance(serve, str) else serve
     folder = None if run_dir is None else Path(run_dir)
     names = said.exporters if exporters is None else tuple(exporters)
     if exporters is None and folder is not None:
@@ -301,7 +158,8 @@ def enable_metrics(
     if provider is not None:
         # Its processors decide where its spans go; a collector must not be sent each of them twice.
         given["otlp"] = {"spans": False, **given.get("otlp", {})}
-    sinks = _make_sinks(names, SinkContext(run, role, folder, _resource(run, role), {}), given)
+    implied = said.implied if exporters is None else ()
+    sinks = _make_sinks(names, implied, SinkContext(run, role, folder, _resource(run, role), {}), given)
 
     def collect() -> Iterable[Metric]:
         return collector.collect()
@@ -315,6 +173,7 @@ def enable_metrics(
         withheld=() if given.get("otlp", {}).get("spans") else ("otlp",),
         budget=SPAN_BUDGET if budget is None else None if math.isinf(budget) else budget,
     )
+    telemetry.observer.objectives = meant
     collector = QuiesceCollector(telemetry.observer, hub, run=run, role=role, info=info)
     registry = CollectorRegistry(support_collectors_without_names=True)
     registry.register(collector)
@@ -325,7 +184,7 @@ def enable_metrics(
         telemetry.close()
         raise
     telemetry.start()
-    handle = MetricsHandle(hub, telemetry, collector, registry, endpoint, listen, folder)
+    handle = MetricsHandle(hub, telemetry, collector, registry, endpoint, listen, folder, run=run, role=role)
     telemetry.close_at_exit(handle.close)
     if is_on() and hub is default_hub():
         os.environ[SERVED_BY] = str(os.getpid())
@@ -334,7 +193,7 @@ def enable_metrics(
             told = {"url": handle.url, "port": handle.port, "pid": os.getpid()}
             write_atomically(folder / ENDPOINT_FILE, (json.dumps(told) + "\n").encode())
         if sd_dir is not None:
-            target = f"{_reachable(listen)}:{handle.port}"
+            target = f"{reachable(listen)}:{handle.port}"
             handle.announce(TargetFile(Path(sd_dir), run=run, role=role, target=target))
     except (OSError, ConfigError):
         handle.close()
@@ -344,9 +203,10 @@ def enable_metrics(
             "metrics are served on %s, which other machines may reach, without authentication", listen
         )
     _LOG.info("metrics are served at %s", handle.url)
-    if log is not None:
-        telemetry.connect(log)
-        log().info(log_event("metrics.serving").name, url=handle.url, port=handle.port, pid=os.getpid())
+    if log is not None or sinks:
+        handle.connect(log)().info(
+            log_event("metrics.serving").name, url=handle.url, port=handle.port, pid=os.getpid()
+        )
     return handle
 
 
@@ -373,12 +233,20 @@ def find_exporter(name: str) -> Serve:
 
 
 def _make_sinks(
-    names: Iterable[str], about: SinkContext, settings: Mapping[str, Mapping[str, object]]
+    names: Iterable[str],
+    implied: Iterable[str],
+    about: SinkContext,
+    settings: Mapping[str, Mapping[str, object]],
 ) -> dict[str, Sink]:
     sinks: dict[str, Sink] = {}
     try:
         for name in names:
-            sinks[name] = find_sink(name)(about._replace(settings=settings.get(name, {})))
+            try:
+                sinks[name] = find_sink(name)(about._replace(settings=settings.get(name, {})))
+            except ExtraMissingError as error:
+                if name not in implied:
+                    raise
+                _LOG.warning("nothing is exported as OpenTelemetry's variables say: %s", error)
     except BaseException:
         for made in sinks.values():
             made.close(0.0)
@@ -436,24 +304,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _reachable(host: str) -> str:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if address.is_unspecified:
-        return "127.0.0.1" if address.version == 4 else "[::1]"  # noqa: PLR2004 - IP version 4
-    return host if address.version == 4 else f"[{host}]"  # noqa: PLR2004 - IP version 4
-
-
-_HANDLES: weakref.WeakSet[MetricsHandle] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for handle in list(_HANDLES):
-        handle.forget()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECK_LIMIT", "Families", "Named"]
 
-CHECK_LIMIT: Final = 16
+CHECK_LIMIT: Final = 8
 """Values with series of their own beside those of a closed set; further ones are added up as ``other``."""
 
 _NAME_LENGTH: Final = 100

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quiesce.telemetry.finished import FinishedSpan, Link
+from quiesce.telemetry.finished import NO_ATTRIBUTES, FinishedSpan, Link, SpanEvent
 from quiesce.telemetry.provider import ProviderTracing
 from quiesce.telemetry.slot_spans import SlotColumns
 from quiesce.telemetry.tracing import Attributes, Ending, OwnTracing, Parent, SpanHandle, Tracing
@@ -68,6 +68,54 @@ class FollowingTracing(Tracing):
             self._own.finish(handle, opened, ending)
         else:
             self.foreign.finish(handle, opened, ending)
+
+    def end(
+        self,
+        handle: SpanHandle,
+        end_ns: int,
+        *,
+        outcome: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        events: Sequence[SpanEvent] = (),
+        links: Sequence[Link] = (),
+        error: str = "",
+        cut_off: bool = False,
+    ) -> None:
+        """End a span, as what it began as. Twice is once."""
+        whose = self._own if self.foreign is None or self._own.is_own(handle.open) else self.foreign
+        whose.end(
+            handle,
+            end_ns,
+            outcome=outcome,
+            attributes=attributes,
+            events=events,
+            links=links,
+            error=error,
+            cut_off=cut_off,
+        )
+
+    def emit(
+        self,
+        name: str,
+        *,
+        parent: SpanHandle | Parent | None,
+        start_ns: int,
+        end_ns: int,
+        outcome: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        links: Sequence[Link] = (),
+    ) -> SpanHandle:
+        """Make a span that is over already."""
+        whose, known = (self._own, parent) if self.foreign is None else (self.foreign, self._known(parent))
+        return whose.emit(
+            name,
+            parent=known,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            outcome=outcome,
+            attributes=attributes,
+            links=links,
+        )
 
     def take(self) -> list[FinishedSpan]:
         """Return the spans that sinks are to be given."""

@@ -70,7 +70,7 @@ class GateMetrics(Families):
 
     def replies_sent(self, calls: Sequence[tuple[str, int]]) -> None:
         """Count answers."""
-        self.seen.add("trainer_version")
+        self.seen.add("engine")
         self._reply.observe_all([ns for _, ns in calls])
 
     def tokens_reused(self, group_id: str, tokens: int) -> None:

@@ -13,27 +13,35 @@ from typing import Final
 __all__ = [
     "ADMISSION_PATHS",
     "CALL_BUCKETS",
+    "CHECKPOINT_PARTS",
     "CHECKPOINT_REASONS",
     "CUT_PARTS",
     "DATAPLANE_OPS",
     "ENDED",
+    "EXPORT_BUCKETS",
     "GPU_MEMORY",
     "IDLE_CAUSES",
     "INVARIANTS",
     "OBJECTIVES",
+    "OPERATION_BUCKETS",
     "OTHER",
     "PHASE_BUCKETS",
     "RESTORE_PARTS",
     "RESTORE_REASONS",
     "ROLES",
     "RUN_STATES",
+    "SINK_FATES",
     "SLOT_BUCKETS",
     "SLOT_STATES",
     "SPAN_FATES",
+    "SPAN_SINKS",
     "STALL_CAUSES",
     "VERSION_BUCKETS",
+    "WAIT_BUCKETS",
+    "WINDOW_OPS",
     "WINDOW_PHASES",
     "WORKER_LIMIT",
+    "WORK_BUCKETS",
     "Label",
 ]
 
@@ -51,6 +59,7 @@ ROLES: Final = (
     "trainer_version",
     "snapshot_gate",
     "cleanup",
+    "engine",
     "gpu",
     "tracing",
 )
@@ -120,6 +129,9 @@ RESTORE_PARTS: Final = (
 )
 """What the time of a restore is split into."""
 
+CHECKPOINT_PARTS: Final = ("all", "rows", "trainer", "documents")
+"""What the size of a checkpoint is told of: all of it, and what it is made of."""
+
 CUT_PARTS: Final = ("cursor", "position", "spares", "buffer", "ledger", "rows")
 """The six artifacts of a cut, in the order in which they are captured."""
 
@@ -151,6 +163,9 @@ IDLE_CAUSES: Final = ("groups", "sync")
 DATAPLANE_OPS: Final = ("put", "get", "clear", "keys", "snapshot", "write")
 """Operations of a data plane."""
 
+WINDOW_OPS: Final = ("keys", "snapshot", "write")
+"""Those of them that saving and restoring do: a process without a barrier seldom does any."""
+
 ADMISSION_PATHS: Final = ("transactional", "fallback")
 """How a batch was admitted: gate wait outside the slot, or a custom sampler's whole ``admit()`` inside."""
 
@@ -166,6 +181,12 @@ WINDOW_PHASES: Final = tuple(OBJECTIVES)
 SPAN_FATES: Final = ("exported", "sampled", "dropped", "failed")
 """What becomes of a span: taken by a sink, left out past the budget, lost for want of room or time, refused
 by every sink."""
+
+SPAN_SINKS: Final = ("recorder", "otlp", "wandb", OTHER)
+"""Sinks that are given spans, by the names under which they are switched on, and those that are not ours."""
+
+SINK_FATES: Final = ("exported", "dropped", "failed")
+"""What becomes of a span at one sink: taken, lost for want of room or time, refused."""
 
 GPU_MEMORY: Final = ("allocated", "reserved", "total")
 """Memory of a GPU: in tensors, kept by the allocator, and all there is."""
@@ -184,7 +205,20 @@ def _decades(lowest: int, highest: int) -> tuple[float, ...]:
 
 
 SLOT_BUCKETS: Final = _decades(-6, 2)
-"""1 µs to 100 s, in seconds: a slot lasts microseconds, and one that waits for a hung drain a minute."""
+"""1 µs to 100 s, in seconds: a slot lasts microseconds, and one that holds up a drain a minute."""
+
+WAIT_BUCKETS: Final = (1e-06, 1e-04, 3e-04, 1e-03, 3e-03, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+"""1 µs to 100 s, in seconds, of a slot's wait: there is none, below the first, or it is for a checkpoint window."""
+
+WORK_BUCKETS: Final = (1e-04, 1e-03, 3e-03, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
+"""100 µs to 1 min, in seconds, of what a rollout worker waits for or does: there are many workers, and each has few
+series."""
+
+OPERATION_BUCKETS: Final = (1e-04, 1e-03, 0.01, 0.1, 1.0, 10.0)
+"""100 µs to 10 s, in seconds: an operation of a data plane, of which a worker has several kinds."""
+
+EXPORT_BUCKETS: Final = (0.01, 0.1, 1.0, 10.0)
+"""10 ms to 10 s, in seconds: a sink is well, slow, or waits for its time limit."""
 
 PHASE_BUCKETS: Final = (*_decades(-4, 1), 20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0)
 """100 µs to 1 h, in seconds: an exclusive phase of a fraction of a millisecond, and a write that hung for 20
@@ -193,5 +227,5 @@ minutes."""
 VERSION_BUCKETS: Final = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
 """Trainer versions between a group's admission and its training."""
 
-CALL_BUCKETS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+CALL_BUCKETS: Final = (1.0, 4.0, 16.0, 64.0)
 """Calls whose rows are cleared together."""

@@ -1,48 +1,35 @@
 """The run's log: one JSON object a line in the run folder, and a readable form for people.
 
-Rule: logging can neither stop the run nor change anybody else's logging. structlog is used without its global
-configuration, so an application's own stays as it is; a line that cannot be written is counted, and said once
-on the console. There is no line per slot. Writing a line may block for as long as a write to the page cache
-does; nothing here suspends.
+Rule: a line that cannot be written is counted, and said once on the console. Otherwise as
+:mod:`quiesce.telemetry.event_log`, which makes the events, has it. Writing a line may block for as long as a write to
+the page cache does; nothing here suspends.
 
 Lines are appended with one unbuffered write each, so that several processes and threads may share the file, a
 killed run loses none, and a forked child inherits neither a lock nor half a line.
-
-Every line has ``timestamp`` (UTC), ``level``, ``event``, ``run`` and ``role``, and, where known, ``step``,
-``cut_id``, and ``trace_id`` and ``span_id`` of that cut's outermost span. Events and their fields are listed in
-the catalogue.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import math
 import sys
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import IO, Any, Final
 
 import structlog
 
-from quiesce.telemetry.names import log_event
+from quiesce.telemetry.event_log import ABOUT, LEVELS, EventLog
+from quiesce.telemetry.log_names import log_event
 from quiesce.types import PHASES
-
-if TYPE_CHECKING:
-    from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 __all__ = ["LOG_FILE", "LogObserver", "RunLog", "configure_run_log"]
 
 LOG_FILE: Final = "log.jsonl"
 """The file of a run folder that holds its log."""
 
-_LIBRARY: Final = "quiesce"
-"""The Python logger whose messages (a hook that raised, a sampler that fell back) go to the run's log too."""
 
-_LEVELS: Final = logging.getLevelNamesMapping()
-
-
-class RunLog:
+class RunLog(EventLog):
     """A run's open log. Made by :func:`configure_run_log`; call it for a logger.
 
     Args:
@@ -56,8 +43,6 @@ class RunLog:
     Attributes:
         path: The file.
         dropped: Lines that could not be written.
-        identify: Returns trace and span identifier of a cut; lines that name the cut carry them then.
-        also: Is given each line, as the dictionary that it is made of; must neither block nor raise.
     """
 
     def __init__(
@@ -72,76 +57,31 @@ class RunLog:
     ) -> None:
         self.path = path
         self.dropped = 0
-        self.identify: Callable[[str], tuple[int, int] | None] | None = None
-        self.also: Callable[[Mapping[str, object]], None] | None = None
-        self._bound = {"run": run, "role": role}
-        self._now: dict[str, Any] = {}
         self._console = console
         self._console_level = console_level
         colours = console is not None and console.isatty()
         self._render = structlog.dev.ConsoleRenderer(
             colors=colours, sort_keys=False, exception_formatter=structlog.dev.plain_traceback
         )
-        self._wrapper = structlog.make_filtering_bound_logger(level)
         self._file = path.open("ab", buffering=0)
-        self._handler = _Forward(self, level)
-        logging.getLogger(_LIBRARY).addHandler(self._handler)
-
-    def __call__(self, **fields: Any) -> FilteringBoundLogger:  # noqa: ANN401 - a log field is any value
-        """Return a logger whose lines carry these fields as well."""
-        return cast(
-            "FilteringBoundLogger",
-            structlog.wrap_logger(
-                structlog.ReturnLogger(),  # never called: the last processor ends the chain
-                processors=[
-                    self._add_now,
-                    structlog.processors.add_log_level,
-                    structlog.processors.TimeStamper(fmt="iso", utc=True),
-                    self._write,
-                ],
-                wrapper_class=self._wrapper,
-                context_class=dict,
-            ).bind(**self._bound, **fields),
-        )
-
-    def now(self, **fields: int | str | None) -> None:
-        """Set what later lines carry unless they say otherwise (``step``, ``cut_id``); None takes it away."""
-        merged = {**self._now, **fields}
-        self._now = {name: value for name, value in merged.items() if value is not None}
+        super().__init__(run=run, role=role, level=level, passes_on=False)
 
     def close(self) -> None:
         """Close the file; later lines are dropped and counted. Closing twice changes nothing."""
-        logging.getLogger(_LIBRARY).removeHandler(self._handler)
+        super().close()
         self._file.close()
 
-    def _add_now(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-        merged = {**self._now, **event}
-        cut_id = merged.get("cut_id")
-        if cut_id and self.identify is not None:
-            span = self.identify(str(cut_id))
-            if span is not None:
-                merged["trace_id"], merged["span_id"] = f"{span[0]:032x}", f"{span[1]:016x}"
-        return merged
-
-    def _write(self, logger: WrappedLogger, method: str, event: MutableMapping[str, Any]) -> str:
-        """Write the line in both forms, and end structlog's chain: there is nothing behind it."""
-        shown = self._console is not None and _LEVELS[event["level"].upper()] >= self._console_level
-        error = event.pop("exc_info", None)
-        if error:
-            event["exception"] = structlog.processors.ExceptionRenderer()(
-                None, method, {"exc_info": error}
-            ).get("exception", "")
+    def _write(self, event: Mapping[str, Any]) -> None:
         try:
             self._file.write(_line(event).encode())
         except (OSError, ValueError) as problem:  # a full disk, or a closed file
             self.dropped += 1
             if self.dropped == 1 and self._console is not None:
                 _say(self._console, f"the run's log {self.path} cannot be written: {problem}\n")
-        if self.also is not None:
-            self.also(dict(event))
-        if shown and self._console is not None:
+
+    def _show(self, event: Mapping[str, Any]) -> None:
+        if self._console is not None and LEVELS[event["level"].upper()] >= self._console_level:
             _say(self._console, f"{self._readable(event)}\n")
-        raise structlog.DropEvent
 
     def _readable(self, event: Mapping[str, Any]) -> str:
         fields = {name: value for name, value in event.items() if name not in self._bound}
@@ -149,40 +89,25 @@ class RunLog:
         return str(self._render(None, "", fields))
 
 
-class _Forward(logging.Handler):
-    """Hands messages of Quiesce's own Python loggers to the run's log."""
-
-    def __init__(self, log: RunLog, level: int) -> None:
-        super().__init__(level)
-        self._logger = log()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write one message."""
-        self._logger.log(
-            record.levelno,
-            log_event("log.record").name,
-            logger=record.name,
-            message=record.getMessage(),
-            exc_info=record.exc_info,
-        )
-
-
 class LogObserver:
     """Writes what hooks report to a run's log: attempts to save, restores, states, and whatever went wrong.
 
     Args:
-        log: The run's log.
+        log: The run's log, or what hands its events on.
     """
 
-    def __init__(self, log: RunLog) -> None:
+    def __init__(self, log: EventLog) -> None:
         self._log = log
         self._logger = log()
         self._phases: dict[str, dict[str, float]] = {}  # cut id -> seconds by phase
 
-    def _emit(self, event: str, /, **fields: Any) -> None:  # noqa: ANN401 - a log field is any value
+    def _emit(self, event: str, /, *about: str, **fields: Any) -> None:  # noqa: ANN401 - a log field is any value
+        """Write an event; ``about`` has the names of what has a span, if it is not the cut."""
         entry = log_event(event)
         said = {name: value for name, value in fields.items() if value is not None and value != ""}
-        self._logger.log(_LEVELS[entry.level.upper()], entry.name, **said)
+        if about:
+            said[ABOUT] = about
+        self._logger.log(LEVELS[entry.level.upper()], entry.name, **said)
 
     def window_requested(self, window_id: str, asked_ns: int) -> None:
         """Name the cut in the lines to come."""
@@ -289,6 +214,7 @@ class LogObserver:
         self._log.now(step=step)
         self._emit(
             "train.step",
+            f"step {step}",
             version=version,
             seconds=ns / 1e9,
             groups=groups,
@@ -302,19 +228,19 @@ class LogObserver:
         """Say how a restore ended."""
         seconds = {part: ns / 1e9 for part, ns in parts.items()}
         if outcome == "completed":
-            self._emit("restore.completed", groups=dict(groups), parts=seconds)
+            self._emit("restore.completed", "restore", groups=dict(groups), parts=seconds)
         else:
-            self._emit("restore.refused", outcome=outcome, reason=reason, parts=seconds)
+            self._emit("restore.refused", "restore", outcome=outcome, reason=reason, parts=seconds)
 
     def invariant_violated(self, violation: Any) -> None:  # noqa: ANN401 - a Violation, as the hook says
         """Say what does not hold, with its evidence."""
         fields = log_event("invariant.violated").fields
         said = {name: getattr(violation, name, None) for name in (*fields, "cut_id")}
-        self._emit("invariant.violated", **said)
+        self._emit("invariant.violated", said["cut_id"] or "", *(said["groups"] or ()), **said)
 
     def stalled(self, what: str, group_id: str, age_seconds: float) -> None:
         """Say what the run waits for."""
-        self._emit("run.stalled", what=what, group_id=group_id, age_seconds=age_seconds)
+        self._emit("run.stalled", group_id, what=what, group_id=group_id, age_seconds=age_seconds)
 
     def run_state_changed(self, state: str) -> None:
         """Say what the run does."""
@@ -362,7 +288,7 @@ def _level(name: str) -> int:
     known = ("debug", "info", "warning", "error", "critical")
     if name not in known:
         raise ValueError(f"{name!r} is not a log level; there are {', '.join(known)}")
-    return _LEVELS[name.upper()]
+    return LEVELS[name.upper()]
 
 
 def _say(stream: IO[str], text: str) -> None:

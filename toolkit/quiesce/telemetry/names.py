@@ -20,26 +20,34 @@ from quiesce.barrier import KINDS
 from quiesce.telemetry.labels import (
     ADMISSION_PATHS,
     CALL_BUCKETS,
+    CHECKPOINT_PARTS,
     CHECKPOINT_REASONS,
     CUT_PARTS,
     DATAPLANE_OPS,
     ENDED,
+    EXPORT_BUCKETS,
     GPU_MEMORY,
     IDLE_CAUSES,
     INVARIANTS,
     OBJECTIVES,
+    OPERATION_BUCKETS,
     OTHER,
     PHASE_BUCKETS,
     RESTORE_PARTS,
     RESTORE_REASONS,
     ROLES,
     RUN_STATES,
+    SINK_FATES,
     SLOT_BUCKETS,
     SLOT_STATES,
     SPAN_FATES,
+    SPAN_SINKS,
     STALL_CAUSES,
     VERSION_BUCKETS,
+    WAIT_BUCKETS,
+    WINDOW_OPS,
     WINDOW_PHASES,
+    WORK_BUCKETS,
     WORKER_LIMIT,
     Label,
 )
@@ -50,18 +58,21 @@ from quiesce.types import DROP_REASONS, ENDS, OUTCOMES, OWNERS, PHASES
 __all__ = [
     "ADMISSION_PATHS",
     "CALL_BUCKETS",
+    "CHECKPOINT_PARTS",
     "CHECKPOINT_REASONS",
     "COMMON_ATTRIBUTES",
     "CONSTANT_LABELS",
     "CUT_PARTS",
     "DATAPLANE_OPS",
     "ENDED",
+    "EXPORT_BUCKETS",
     "GPU_MEMORY",
     "IDLE_CAUSES",
     "INVARIANTS",
     "LOG_EVENTS",
     "METRICS",
     "OBJECTIVES",
+    "OPERATION_BUCKETS",
     "OTHER",
     "PHASE_BUCKETS",
     "PREFIX",
@@ -69,14 +80,19 @@ __all__ = [
     "RESTORE_REASONS",
     "ROLES",
     "RUN_STATES",
+    "SINK_FATES",
     "SLOT_BUCKETS",
     "SLOT_STATES",
     "SPANS",
     "SPAN_FATES",
+    "SPAN_SINKS",
     "STALL_CAUSES",
     "VERSION_BUCKETS",
+    "WAIT_BUCKETS",
+    "WINDOW_OPS",
     "WINDOW_PHASES",
     "WORKER_LIMIT",
+    "WORK_BUCKETS",
     "Label",
     "LogEvent",
     "Metric",
@@ -115,6 +131,8 @@ class Metric:
         buckets: Upper bounds of a histogram, in the unit.
         needs: Roles of which one must have been attached for the family to exist; () means always.
         children: The label values that exist; None means every combination of the labels' values.
+        windows: Values of the one label that belong to checkpoint windows: in a process without a barrier, of which
+            there are many, their children exist once they happen.
     """
 
     name: str
@@ -125,6 +143,7 @@ class Metric:
     buckets: tuple[float, ...] = ()
     needs: tuple[str, ...] = ()
     children: tuple[tuple[str, ...], ...] | None = None
+    windows: tuple[str, ...] = ()
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -161,10 +180,11 @@ def _define(
     needs: tuple[str, ...] = (),
     buckets: tuple[float, ...] = (),
     children: tuple[tuple[str, ...], ...] | None = None,
+    windows: tuple[str, ...] = (),
 ) -> Metric:
     base = short.removesuffix("_total")
     unit = next((unit for unit in ("seconds", "bytes", "ratio") if base.endswith(f"_{unit}")), "")
-    metric = Metric(PREFIX + short, type_, help_, labels, unit, buckets, needs, children)
+    metric = Metric(PREFIX + short, type_, help_, labels, unit, buckets, needs, children, windows)
     METRICS[metric.name] = metric
     return metric
 
@@ -174,6 +194,7 @@ _GROUPS = ("ledger", "spares", "buffer")
 _TRAINING = ("trainer_version",)
 _GATES = ("snapshot_gate",)
 _CLEANUP = ("cleanup",)
+_ENGINES = ("engine",)
 _GPU = ("gpu",)
 _TRACING = ("tracing",)
 
@@ -184,7 +205,7 @@ MUTATION_WAIT = _define(
     "Time from asking for a mutation slot to holding it or giving up; 0 unless a window was in the way",
     _KIND,
     needs=_WINDOWS,
-    buckets=SLOT_BUCKETS,
+    buckets=WAIT_BUCKETS,
 )
 MUTATION_HOLD = _define(
     "mutation_hold_seconds",
@@ -266,11 +287,17 @@ CHECKPOINT_ATTEMPTS = _define(
     needs=_WINDOWS,
     children=(("completed", ""), *product(OUTCOMES[1:], CHECKPOINT_REASONS[1:])),
 )
+CHECKPOINT_FAILURES = _define(
+    "checkpoint_failures_since_success",
+    "gauge",
+    "Attempts to save that failed or were refused since a checkpoint was last published; 0 once one is",
+    needs=_WINDOWS,
+)
 CHECKPOINT_BYTES = _define(
     "checkpoint_bytes",
     "gauge",
-    "Size of the last published checkpoint",
-    Label("part", ("all",)),
+    "Size of the last published checkpoint: all of it, and by part where Quiesce's checkpointer wrote it",
+    Label("part", CHECKPOINT_PARTS),
     needs=_WINDOWS,
 )
 CHECKPOINT_GROUPS = _define(
@@ -465,7 +492,8 @@ DATAPLANE_OP = _define(
     "Duration of data plane operations, of failed ones too",
     Label("op", DATAPLANE_OPS),
     needs=("dataplane",),
-    buckets=SLOT_BUCKETS,
+    buckets=OPERATION_BUCKETS,
+    windows=WINDOW_OPS,
 )
 
 # The snapshot gate, and cleanup.
@@ -488,14 +516,14 @@ GATE_WAIT = _define(
     "histogram",
     "Time that writers waited for a permit of a snapshot gate",
     needs=_GATES,
-    buckets=SLOT_BUCKETS,
+    buckets=WORK_BUCKETS,
 )
 GATE_CLOSE = _define(
     "snapshot_gate_close_seconds",
     "histogram",
     "Time that a snapshot gate took to close: until no permit was out, or it gave up",
     needs=_GATES,
-    buckets=PHASE_BUCKETS,
+    buckets=WORK_BUCKETS,
 )
 CLEANUP_QUEUE = _define(
     "cleanup_queue_calls", "gauge", "Calls whose rows are still to be cleared", needs=_CLEANUP
@@ -512,7 +540,7 @@ CLEANUP_CLEAR = _define(
     "histogram",
     "Time that clearing a batch took, of failed tries too",
     needs=_CLEANUP,
-    buckets=SLOT_BUCKETS,
+    buckets=WORK_BUCKETS,
 )
 CLEANUP_KEYS = _define("cleanup_keys_total", "counter", "Keys whose rows were cleared", needs=_CLEANUP)
 CLEANUP_FAILURES = _define(
@@ -522,8 +550,8 @@ REPLY_SECONDS = _define(
     "reply_seconds",
     "histogram",
     "Time from a generation call's last token to its answer",
-    needs=_TRAINING,
-    buckets=SLOT_BUCKETS,
+    needs=_ENGINES,
+    buckets=WORK_BUCKETS,
 )
 
 # Invariants.
@@ -612,12 +640,20 @@ TELEMETRY_SPANS = _define(
     Label("fate", SPAN_FATES),
     needs=_TRACING,
 )
+TELEMETRY_SINK_SPANS = _define(
+    "telemetry_sink_spans_total",
+    "counter",
+    "Spans that a sink was to be given, by what became of them there, whatever became of them elsewhere",
+    Label("sink", SPAN_SINKS),
+    Label("fate", SINK_FATES),
+    needs=_TRACING,
+)
 TELEMETRY_EXPORT = _define(
     "telemetry_export_seconds",
     "histogram",
     "Time that a sink took for what it was given at once",
     needs=_TRACING,
-    buckets=PHASE_BUCKETS,
+    buckets=EXPORT_BUCKETS,
 )
 TELEMETRY_CPU = _define(
     "telemetry_cpu_seconds_total",

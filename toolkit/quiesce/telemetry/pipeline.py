@@ -6,9 +6,11 @@ tried again. Closing takes its deadline and not more, whatever the sinks do: a t
 then is left behind (it is a daemon). Nothing here suspends; only :meth:`Pipeline.flush` and
 :meth:`Pipeline.close` block.
 
-A span has one fate: ``exported`` if any sink took it, else ``failed`` if any raised over it, else ``dropped``
-(every queue was full, or time was up). So the fates of all spans that were put in add up to their number once
-nothing waits any more.
+A span has one fate: ``exported`` if any sink took it, else ``failed`` if any raised over it or refused it, else
+``dropped`` (every queue was full, or time was up). So the fates of all spans that were put in add up to their number
+once nothing waits any more. What became of it at each sink is counted beside that: a collector that is away loses
+spans, also where a recorder has them. A sink that refuses some of a batch does not say which; they count as spread over
+what it was called with, first come first, and as the same ones that another sink refused.
 
 In a forked child the pipeline is dead and silent: its threads were not inherited, and what waited is the
 parent's to send.
@@ -56,6 +58,8 @@ _COLUMNS_WEIGH: Final = 0.25
 """What a span in columns weighs in a batch: encoding it takes that much of encoding another, at most."""
 _LINGER_SECONDS: Final = 1.0
 _BACKOFF_SECONDS: Final = (0.1, 5.0)
+_COUNTED_AS: Final = {"exported": "delivered", "failed": "failed", "dropped": "dropped"}
+"""What a lane calls what becomes of a span at its sink."""
 _LOG: Final = logging.getLogger("quiesce.telemetry")
 
 Families = Sequence["Metric"]
@@ -70,8 +74,8 @@ class _Batch:
         self.spans = spans
         self.weight = len(spans) * (_COLUMNS_WEIGH if isinstance(spans, SlotSpans) else 1)
         self.left = sinks
-        self.taken = False
-        self.failed = False
+        self.taken = 0  # spans, by the sink that took most of them
+        self.failed = 0  # by the one that refused most
         self.lock = threading.RLock()
 
 
@@ -143,17 +147,25 @@ class _Lane:
             except IndexError:  # the thread was faster
                 break
             self.counts["dropped"] += len(batch.spans)
-            self._pipeline.settle(batch, "dropped")
-        self._settle_in_hand("failed")  # the sink still has it; nobody will hear what became of it
+            self._pipeline.settle(batch)
+        self._settle_in_hand(None)  # the sink still has it; nobody will hear what became of it
 
-    def _settle_in_hand(self, how: str) -> None:
-        """Settle what the sink was called with: the thread does, or whoever has stopped waiting for it."""
+    def _settle_in_hand(self, refused: int | None) -> None:
+        """Settle what the sink was called with: the thread does, or whoever has stopped waiting for it.
+
+        Args:
+            refused: How many spans were refused; None is all of them.
+        """
         in_hand, self._in_hand = self._in_hand, []
-        count = sum(len(batch.spans) for batch in in_hand)
-        if count:
-            self.counts["delivered" if how == "taken" else "failed"] += count
         for batch in in_hand:
-            self._pipeline.settle(batch, how)
+            count = len(batch.spans)
+            failed = count if refused is None else min(count, refused)
+            if refused is not None:
+                refused -= failed
+            for fate, spans in (("delivered", count - failed), ("failed", failed)):
+                if spans:
+                    self.counts[fate] += spans
+            self._pipeline.settle(batch, taken=count - failed, failed=failed)
 
     # ------------------------------------------------------------------------------------------- the thread
 
@@ -201,12 +213,12 @@ class _Lane:
                 count += len(batch.spans)
                 weight += batch.weight
             self._taken_out += count
-            well = self._call(self.sink.spans, SpanParts.of(parts))
-            self._settle_in_hand("taken" if well else "failed")
+            well, refused = self._call(self.sink.spans, SpanParts.of(parts))
+            self._settle_in_hand(_count(refused) if well else None)
             self.cpu_ns = time.thread_time_ns() - self._apart_ns
         if self._events:
             events = [self._events.popleft() for _ in range(len(self._events))]
-            if not self._call(self.sink.events, events):
+            if not self._call(self.sink.events, events)[0]:
                 self.counts["events_dropped"] += len(events)
                 well = False
         now = time.monotonic()
@@ -215,27 +227,28 @@ class _Lane:
             since = time.thread_time_ns()
             families, at = self._pipeline.families(fresh=ended)
             self._apart_ns += time.thread_time_ns() - since  # the collector's own account has it
-            if families and not self._call(self.sink.samples, families, at):
+            if families and not self._call(self.sink.samples, families, at)[0]:
                 well = False
         self.cpu_ns = time.thread_time_ns() - self._apart_ns
         return well
 
-    def _call(self, method: Callable[..., None], *args: Any) -> bool:  # noqa: ANN401 - whatever the method takes
+    def _call(self, method: Callable[..., object], *args: Any) -> tuple[bool, object]:  # noqa: ANN401 - whatever the method takes
+        """Call the sink; return whether it took what it was given, and what it said."""
         since = time.perf_counter_ns()
         try:
-            method(*args)
+            said = method(*args)
         except Exception as error:  # noqa: BLE001 - a sink may raise anything
             if not self.failing:
                 _LOG.warning(
                     "sink %s does not take what it is given: %r; it is tried again", self.name, error
                 )
             self.failing = True
-            return False
+            return False, None
         finally:
             took = time.perf_counter_ns() - since
             self.export_ns += took
             self._pipeline.exported(took)
-        return True
+        return True, said
 
 
 class Pipeline:
@@ -291,9 +304,9 @@ class Pipeline:
             if lane.put(batch):
                 queued += 1
             else:
-                self.settle(batch, "dropped")
+                self.settle(batch)
         if not self._span_lanes:
-            self.settle(batch, "dropped")
+            self.settle(batch)
         return len(spans) if queued else 0
 
     def withhold(self, name: str) -> None:
@@ -306,17 +319,20 @@ class Pipeline:
             for lane in self._lanes:
                 lane.put_event(event)
 
-    def settle(self, batch: _Batch, how: str) -> None:
-        """Note what one sink did with a batch; the last one decides its fate."""
+    def settle(self, batch: _Batch, *, taken: int = 0, failed: int = 0) -> None:
+        """Note how many spans of a batch one sink took, and refused; it had no room for the rest. The last one decides."""
         with batch.lock:
-            batch.taken = batch.taken or how == "taken"
-            batch.failed = batch.failed or how == "failed"
+            batch.taken = max(batch.taken, taken)
+            batch.failed = max(batch.failed, failed)
             batch.left -= 1
             if batch.left:
                 return
-        fate = "exported" if batch.taken else "failed" if batch.failed else "dropped"
+        lost = len(batch.spans) - batch.taken
+        refused = min(lost, batch.failed)
         with self._fates_lock:
-            self._fates[fate] += len(batch.spans)
+            for fate, count in (("exported", batch.taken), ("failed", refused), ("dropped", lost - refused)):
+                if count:
+                    self._fates[fate] += count
 
     def families(self, *, fresh: bool = False) -> tuple[Families, float]:
         """Return the metric families and when they were read: once a period, for all sinks together."""
@@ -347,6 +363,15 @@ class Pipeline:
     def lanes(self) -> dict[str, dict[str, int]]:
         """Return what each sink did, by name: spans ``delivered``, ``failed``, ``dropped``; ``events_dropped``."""
         return {lane.name: dict(lane.counts) for lane in self._lanes}
+
+    def sink_fates(self) -> dict[tuple[str, str], int]:
+        """Return spans by sink and by fate there: ``exported``, ``failed``, ``dropped``; those that wait have none yet."""
+        return {
+            (name, fate): counts[counted]
+            for name, counts in self.lanes().items()
+            for fate, counted in _COUNTED_AS.items()
+            if counted in counts
+        }
 
     @property
     def cpu_ns(self) -> int:
@@ -390,6 +415,11 @@ class Pipeline:
 def takes_spans(sink: Sink) -> bool:
     """Return whether a sink wants spans; most do."""
     return bool(getattr(sink, "takes_spans", True))
+
+
+def _count(said: object) -> int:
+    """Return how many spans a sink refused; one that is not ours may return anything."""
+    return max(0, said) if isinstance(said, int) and not isinstance(said, bool) else 0
 
 
 def _nothing(_: int) -> None:

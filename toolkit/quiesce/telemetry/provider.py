@@ -35,7 +35,7 @@ class ProviderTracing(Tracing):
 
     Args:
         provider: The application's ``TracerProvider``.
-        version: Our version, for the instrumentation scope.
+        version: What the instrumentation scope says is ours; None takes Quiesce's.
         copies: Whether there are such sinks.
 
     Attributes:
@@ -43,12 +43,16 @@ class ProviderTracing(Tracing):
         unheard: Spans that the provider did not sample.
     """
 
-    def __init__(self, provider: Any, version: str = "", *, copies: bool = False) -> None:  # noqa: ANN401 - any object of OpenTelemetry's API
+    def __init__(self, provider: Any, version: str | None = None, *, copies: bool = False) -> None:  # noqa: ANN401 - any object of OpenTelemetry's API
         from opentelemetry import trace
+
+        from quiesce import __version__
 
         self._trace = trace
         self._provider = provider
-        self._tracer = _leave_random_alone(provider.get_tracer("quiesce", version))
+        self._tracer = _leave_random_alone(
+            provider.get_tracer("quiesce", __version__ if version is None else version)
+        )
         self._copies = OwnTracing() if copies else None
         self.exported = 0
         self.unheard = 0

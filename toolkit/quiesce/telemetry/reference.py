@@ -34,13 +34,17 @@ _INTRODUCTION = (
     "Generated from `quiesce.telemetry.names`; do not edit. Every series also carries the labels "
     + " and ".join(f"`{label}`" for label in names.CONSTANT_LABELS)
     + ". Label values are closed sets, and every child exists at zero from the first scrape on. A family "
-    "exists once a part that it needs was attached; `quiesce_capability` says which were."
+    "exists once a part that it needs was attached; `quiesce_capability` says which were. In a process without a "
+    "barrier, operations of the data plane that belong to saving and restoring ("
+    + ", ".join(f"`{op}`" for op in names.WINDOW_OPS)
+    + ") have series once there was one."
 )
 
 _LOG_INTRODUCTION = (
-    "One JSON object a line in `log.jsonl` of the run folder. Every line has `timestamp`, `level`, `event`, "
-    "`run` and `role`, and `step`, `cut_id`, `trace_id` and `span_id` where they are known: the last two are those of "
-    "the outermost span of the cut."
+    "One JSON object a line in `log.jsonl` of the run folder, and in the recording's `events` files, which are there "
+    "without a log, too. Every line has `timestamp`, `level`, `event`, `run` and `role`, and `step`, `cut_id`, `trace_id` "
+    "and `span_id` where they are known: the last two are those of the outermost span of the cut, or of the restore, the "
+    "step or the group that the line is about."
 )
 
 
@@ -59,13 +63,7 @@ def page() -> str:
     lines += ["## Label values", "", "| label | of | values |", "| --- | --- | --- |"]
     lines += [*_label_rows(), ""]
     lines += ["## Buckets", "", "Upper bounds, in the metric's unit; `+Inf` is always there.", ""]
-    for title, buckets in (
-        ("Slots and data plane operations", names.SLOT_BUCKETS),
-        ("Phases, steps, waits for admission", names.PHASE_BUCKETS),
-        ("Staleness", names.VERSION_BUCKETS),
-        ("Calls cleared together", names.CALL_BUCKETS),
-    ):
-        lines += [f"{title}: {', '.join(f'{bound:g}' for bound in buckets)}.", ""]
+    lines += ["| upper bounds | of |", "| --- | --- |", *_bucket_rows(), ""]
     lines += [
         "## Log events",
         "",
@@ -108,6 +106,17 @@ def _label_rows() -> list[str]:
             values += ", and the kinds that a barrier was given" if label.extended else ""
         rows.append(f"| `{label.name}` | {_code(tuple(of))} | {values} |")
     return rows
+
+
+def _bucket_rows() -> list[str]:
+    used: dict[tuple[float, ...], list[str]] = {}
+    for metric in names.METRICS.values():
+        if metric.buckets:
+            used.setdefault(metric.buckets, []).append(metric.name)
+    return [
+        f"| {', '.join(f'{bound:g}' for bound in buckets)} | {_code(tuple(of))} |"
+        for buckets, of in used.items()
+    ]
 
 
 def _code(items: tuple[str, ...]) -> str:

@@ -15,10 +15,13 @@ variable                  meaning
 ``QUIESCE_SD_DIR``        a folder that Prometheus reads targets from (``file_sd_configs``)
 ``QUIESCE_EXPORTERS``     further exporters by name, with commas: ``recorder,otlp,textfile,wandb``
 ``QUIESCE_SPANS``         how many slot spans a second are kept beside the interesting ones; ``all`` keeps each
+``QUIESCE_OBJECTIVES``    seconds that phases of a window are meant to stay under: ``drain=2,exclusive=0.01``
 ``QUIESCE_LINGER``        seconds that the endpoint stays up at the end, for one last scrape
 ``QUIESCE_ALL_RANKS``     ``1`` lets every rank serve, not only rank 0
 ``QUIESCE_SERVED_BY``     set by a process that serves: those that it starts, such as loader workers, do not
 ========================  ==================================================================================
+
+OpenTelemetry's ``OTEL_TRACES_EXPORTER`` and ``OTEL_METRICS_EXPORTER`` name an exporter too if they are ``otlp``.
 """
 
 from __future__ import annotations
@@ -26,11 +29,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from quiesce.errors import ConfigError
+from quiesce.telemetry.objectives import window_objectives
 
 __all__ = ["RANKS", "SERVED_BY", "SWITCH", "Settings", "is_on", "read_settings", "script_name"]
 
@@ -62,7 +66,10 @@ class Settings:
         run_dir: The run's folder.
         sd_dir: The folder of Prometheus targets.
         exporters: Names of further exporters.
+        implied: Those of them that only variables of somebody else's ask for: the exporter is to be left out with a
+            warning where a package is missing, because whoever set the variable may have meant another program.
         spans_per_second: Budget of slot spans; infinite keeps each.
+        objectives: Seconds that phases of the window are meant to stay under.
         linger_seconds: How long the endpoint stays up at the end.
         rank: The process's rank in a distributed job, if a launcher told it one.
         all_ranks: Whether every rank serves.
@@ -77,7 +84,9 @@ class Settings:
     run_dir: Path | None = None
     sd_dir: Path | None = None
     exporters: tuple[str, ...] = ()
+    implied: tuple[str, ...] = ()
     spans_per_second: float | None = None
+    objectives: Mapping[str, float] | None = field(default=None, hash=False)
     linger_seconds: float = 0.0
     rank: int | None = None
     all_ranks: bool = False
@@ -105,6 +114,8 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         ConfigError: If a value cannot be used; it names the variable.
     """
     env = os.environ if environment is None else environment
+    named = _names(env, "QUIESCE_EXPORTERS")
+    implied = [name for name in _implied(env) if name not in named]
     return Settings(
         enabled=_flag(env, SWITCH),
         run=_text(env, "QUIESCE_RUN") or _text(env, "OTEL_SERVICE_NAME"),
@@ -113,8 +124,10 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         host=_text(env, "QUIESCE_HOST"),
         run_dir=_path(env, "QUIESCE_RUN_DIR"),
         sd_dir=_path(env, "QUIESCE_SD_DIR"),
-        exporters=tuple(name.strip() for name in env.get("QUIESCE_EXPORTERS", "").split(",") if name.strip()),
+        exporters=tuple(dict.fromkeys((*named, *implied))),
+        implied=tuple(implied),
         spans_per_second=_spans(env, "QUIESCE_SPANS"),
+        objectives=_objectives(env, "QUIESCE_OBJECTIVES"),
         linger_seconds=_seconds(env, "QUIESCE_LINGER"),
         rank=_rank(env),
         all_ranks=_flag(env, "QUIESCE_ALL_RANKS"),
@@ -134,6 +147,18 @@ def _text(env: Mapping[str, str], name: str) -> str | None:
 def _path(env: Mapping[str, str], name: str) -> Path | None:
     text = _text(env, name)
     return None if text is None else Path(text)
+
+
+def _implied(env: Mapping[str, str]) -> list[str]:
+    """Return ``otlp`` if OpenTelemetry's own variables name it for a signal; its other exporters are an application's."""
+    if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return []
+    signals = ("TRACES", "METRICS")
+    return ["otlp"] if any("otlp" in _names(env, f"OTEL_{signal}_EXPORTER") for signal in signals) else []
+
+
+def _names(env: Mapping[str, str], name: str) -> list[str]:
+    return [word.strip() for word in env.get(name, "").split(",") if word.strip()]
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
@@ -176,6 +201,20 @@ def _spans(env: Mapping[str, str], name: str) -> float | None:
     if not 0 <= budget < float("inf"):
         raise ConfigError(name, f"{text!r} is neither a number of spans a second nor 'all'")
     return budget
+
+
+def _objectives(env: Mapping[str, str], name: str) -> Mapping[str, float] | None:
+    text = _text(env, name)
+    if text is None:
+        return None
+    said: dict[str, float] = {}
+    for part in text.split(","):
+        phase, _, seconds = (word.strip() for word in part.partition("="))
+        try:
+            said[phase] = float(seconds)
+        except ValueError:
+            raise ConfigError(name, f"{part.strip()!r} is no phase with its seconds, as in drain=2") from None
+    return window_objectives(said, name)
 
 
 def _rank(env: Mapping[str, str]) -> int | None:

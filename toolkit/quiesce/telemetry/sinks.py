@@ -34,8 +34,12 @@ class Sink(Protocol):
     batch), and raises when the batch was not taken.
     """
 
-    def spans(self, batch: Sequence[FinishedSpan]) -> None:
-        """Take spans, in the order in which they were handed over."""
+    def spans(self, batch: Sequence[FinishedSpan]) -> int | None:
+        """Take spans, in the order in which they were handed over.
+
+        Returns:
+            How many of them were refused after all, by a collector that takes part of a batch, say; None is none.
+        """
 
     def samples(self, families: Sequence[Metric], unix_time: float) -> None:
         """Take a snapshot of every metric family; called once a period.

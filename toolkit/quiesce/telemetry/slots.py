@@ -21,9 +21,9 @@ from quiesce.telemetry.histogram import NANOSECONDS, Histogram, bounds_ns
 
 __all__ = ["KIND_LIMIT", "NEVER_HELD", "RING_SLOTS", "SlotBook", "SlotNumbers", "SlotRecord", "SlotRecorder"]
 
-KIND_LIMIT: Final = 20
+KIND_LIMIT: Final = 14
 """Kinds of slots with series of their own, the built-in ones included; further ones are counted as ``other``.
-A kind costs about 65 series, and a controller has 2,000."""
+A kind costs 54 series, and a controller has 2,000."""
 
 RING_SLOTS: Final = 1 << 15
 """Records that may wait for the converter: three seconds of 10,000 slots a second, and at most 8 MiB."""
@@ -32,13 +32,14 @@ NEVER_HELD: Final = -1
 """The hold of a slot that was given up while it still waited."""
 
 _MASK: Final = RING_SLOTS - 1
-_SLOT_BOUNDS: Final = bounds_ns(names.SLOT_BUCKETS)
+_WAIT_BOUNDS: Final = bounds_ns(names.WAIT_BUCKETS)
+_HOLD_BOUNDS: Final = bounds_ns(names.SLOT_BUCKETS)
 
 # Where a slot's numbers lie in the one list of its kind: wait counts and their sum, hold counts and their
 # sum, outcomes.
-_WAIT_SUM: Final = len(_SLOT_BOUNDS) + 1
+_WAIT_SUM: Final = len(_WAIT_BOUNDS) + 1
 _HOLD: Final = _WAIT_SUM + 1
-_HOLD_SUM: Final = _HOLD + len(_SLOT_BOUNDS) + 1
+_HOLD_SUM: Final = _HOLD + len(_HOLD_BOUNDS) + 1
 _ENDED: Final = {outcome: _HOLD_SUM + 1 + index for index, outcome in enumerate(names.ENDED)}
 _COMPLETED: Final = _ENDED["completed"]
 
@@ -56,7 +57,7 @@ class SlotNumbers:
 
     def __init__(self) -> None:
         self.cells: list[float] = [0] * (_HOLD_SUM + 1 + len(_ENDED))
-        self.wait = Histogram(names.SLOT_BUCKETS, scale=NANOSECONDS, cells=self.cells)
+        self.wait = Histogram(names.WAIT_BUCKETS, scale=NANOSECONDS, cells=self.cells)
         self.hold = Histogram(names.SLOT_BUCKETS, scale=NANOSECONDS, cells=self.cells, start=_HOLD)
 
     @property
@@ -121,11 +122,11 @@ class SlotBook:
         # Each number is bumped by itself and none is derived from others: a scrape between two bumps must
         # never see one that is taken back later, which Prometheus would read as a restart of the counter.
         if wait_ns:
-            cells[bisect_left(_SLOT_BOUNDS, wait_ns)] += 1
+            cells[bisect_left(_WAIT_BOUNDS, wait_ns)] += 1
             cells[_WAIT_SUM] += wait_ns
         else:
             cells[0] += 1
-        cells[_HOLD + bisect_left(_SLOT_BOUNDS, hold_ns)] += 1
+        cells[_HOLD + bisect_left(_HOLD_BOUNDS, hold_ns)] += 1
         cells[_HOLD_SUM] += hold_ns
         if outcome == "completed":
             cells[_COMPLETED] += 1
@@ -141,7 +142,7 @@ class SlotBook:
         """Count a slot that was never held, and keep its record where there is a ring."""
         self.add_kinds((kind,))
         cells = self._cells[kind]
-        cells[bisect_left(_SLOT_BOUNDS, wait_ns)] += 1
+        cells[bisect_left(_WAIT_BOUNDS, wait_ns)] += 1
         cells[_WAIT_SUM] += wait_ns
         cells[_ENDED[outcome]] += 1
         if (ring := self._ring) is not None:

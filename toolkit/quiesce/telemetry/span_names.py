@@ -72,7 +72,7 @@ SPANS: Final[dict[str, SpanSpec]] = {
             "The barrier admits no new slot: the drain and the exclusive phase; a root without a checkpoint",
             (_CUT, "quiesce.delayed_by", *_HOLDER),
             "quiesce.checkpoint",
-            "the slots that delayed it",
+            "the slots that delayed it, the 64 that left last if there were more",
         ),
         _phase("drain", "Waiting for open slots; names the last holder", *_HOLDER, parent="quiesce.window"),
         _phase("exclusive", "Capturing the cut, alone", parent="quiesce.window"),
@@ -89,10 +89,15 @@ SPANS: Final[dict[str, SpanSpec]] = {
         _phase("publish", "Making the checkpoint the newest"),
         SpanSpec(
             "quiesce.restore",
-            "Restoring a run from a checkpoint; its parts follow each other",
+            "Restoring a run from a checkpoint, from looking for one to the last group; its parts follow each other",
             ("quiesce.reason", "quiesce.groups"),
         ),
-        SpanSpec("quiesce.restore.part", "One part of a restore", ("quiesce.part",), "quiesce.restore"),
+        SpanSpec(
+            "quiesce.restore.part",
+            "One part of a restore; the last one of a restore that did not complete ended as it did",
+            ("quiesce.part",),
+            "quiesce.restore",
+        ),
         SpanSpec(
             "quiesce.train.step",
             "An optimizer step",
@@ -124,7 +129,7 @@ SPANS: Final[dict[str, SpanSpec]] = {
         ),
         SpanSpec(
             "quiesce.group",
-            "A prompt group's life, from reserved to trained or dropped; each change of owner is an event",
+            "A prompt group's life, from reserved (or restored) to trained or dropped; each change of owner is an event",
             ("quiesce.group_id", "quiesce.from", "quiesce.end", "quiesce.reason"),
         ),
     )

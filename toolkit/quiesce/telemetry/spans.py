@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from quiesce.telemetry.tracing import RESTORE
+
 if TYPE_CHECKING:
     from quiesce.telemetry.slots import SlotRecorder
     from quiesce.telemetry.tracing import Identities
@@ -36,10 +38,14 @@ NOTED_HOOKS: Final = (
     "train_step_ended",
     "rollout_started",
     "rollout_ended",
+    "weight_sync_started",
     "weight_synced",
+    "gate_closing",
     "gate_closed",
+    "clear_started",
     "clear_ended",
     "tokens_reused",
+    "restore_started",
     "restore_ended",
     "invariant_violated",
 )
@@ -48,6 +54,8 @@ NOTED_HOOKS: Final = (
 
 _BEGINNINGS: Final = frozenset({"window_requested", "phase_started"})
 """Hooks that may be the first about a cut, which is their first argument."""
+
+_RESTORE: Final = "restore_started"
 
 
 class Note(NamedTuple):
@@ -105,6 +113,7 @@ class SpanObserver:
         self.dropped = 0
         for hook in NOTED_HOOKS:
             setattr(self, hook, self._beginning(hook) if hook in _BEGINNINGS else self._noting(hook))
+        setattr(self, _RESTORE, self._restoring())
 
     def _noting(self, hook: str) -> Callable[..., None]:
         """Return the method of a hook, with everything at hand that it needs: it is called in the run's steps."""
@@ -130,6 +139,17 @@ class SpanObserver:
             note(*args)
             if not known and self.wake is not None:
                 self.wake()
+
+        return begin
+
+    def _restoring(self) -> Callable[[], None]:
+        """Return the method of the hook that begins a restore, which has no name; its note has its identifiers."""
+        note = self._noting(_RESTORE)
+
+        def begin() -> None:
+            self.identities.forget(RESTORE)
+            self.identities.draw(RESTORE, None if self.current is None else self.current())
+            note(self.identities.of(RESTORE))
 
         return begin
 

@@ -32,6 +32,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from quiesce.telemetry import names
+from quiesce.telemetry.finished import NO_ATTRIBUTES
 from quiesce.telemetry.span_names import STEP_NUMBERS
 from quiesce.telemetry.spans import NOTED_HOOKS, Note, RawNote
 from quiesce.telemetry.tracing import Parent, SpanHandle, parent_in
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from quiesce.telemetry.finished import AttributeValue, Link, SpanEvent
     from quiesce.telemetry.tracing import Identities, Tracing
 
-__all__ = ["Story", "Told"]
+__all__ = ["Delay", "Story", "Told"]
 
 T = TypeVar("T")
 
@@ -51,8 +52,13 @@ _ROLLOUTS: Final = 16_384
 _DELAYERS: Final = 1_024
 _LINKS: Final = 64
 _MOVES: Final = 256
+_WORKERS: Final = 4_096
 _ENDS: Final = frozenset({"trained", "dropped"})
 _MOVED: Final = "owner moved"
+_ROLLOUT: Final = "quiesce.rollout"
+_READ: Final = "read"
+_LEDGER: Final = "ledger"
+"""Who owns a group while it is generated."""
 _GATE_OUTCOMES: Final = {"closed": "completed", "superseded": "cancelled"}
 
 # A named tuple's own constructor is written in Python, and costs more.
@@ -60,7 +66,13 @@ _note: Final[Callable[[RawNote], Note]] = partial(tuple.__new__, Note)
 
 Attributes = dict[str, "AttributeValue"]
 Told = tuple[str, tuple[str, ...], int, SpanHandle, int]
-"""A duration that a span shows: metric, labels, nanoseconds, span, Unix nanoseconds of its end."""
+"""A value that a span shows: metric, labels, nanoseconds (or a count), span, Unix nanoseconds of its end."""
+
+Delay = tuple[str, str, int, int]
+"""A slot that a window waited for: kind, task, and from when until when after the window's request, in nanoseconds."""
+
+_Begun = tuple[Note, Attributes]
+"""What has begun, and is made a span of when it ends: what was noted, and attributes for the case that it never does."""
 
 
 @dataclass(slots=True)
@@ -73,7 +85,7 @@ class _Window:
     opened_ns: int | None = None
     closed_ns: int | None = None
     exclusive: SpanHandle | None = None
-    delayed_by: tuple[tuple[str, str, int, int], ...] = ()
+    delayed_by: tuple[Delay, ...] = ()
     outcome: str = ""
     position: int = 0  # all slots that delayed it were recorded before
 
@@ -116,10 +128,18 @@ class Story:
         self._recent: deque[_Window] = deque(maxlen=_WINDOWS)
         self.last_asked_ns = -1
         """When a window asked last."""
-        self._delayers: OrderedDict[tuple[str, int], Link] = OrderedDict()
+        self._delayers: OrderedDict[tuple[str, int], deque[Link]] = OrderedDict()
         self._groups: OrderedDict[str, _Group] = OrderedDict()
-        self._rollouts: OrderedDict[tuple[str, int], SpanHandle] = OrderedDict()  # open and ended
+        # Of a rollout a span is made when it ends; of one that goes on its start is kept, and the span of its group.
+        self._rolling: OrderedDict[tuple[str, int], tuple[int, SpanHandle]] = OrderedDict()
+        self._rollouts: OrderedDict[tuple[str, int], SpanHandle] = OrderedDict()
         self._step: SpanHandle | None = None
+        self._last_step: tuple[str, Link] | None = None
+        self._gates: OrderedDict[tuple[str, str], _Begun] = OrderedDict()  # by worker and epoch
+        self._clears: OrderedDict[str, _Begun] = OrderedDict()  # by worker
+        self._sync: _Begun | None = None
+        self._restore: tuple[_Begun, Link | None] | None = None
+        self._restored_ns: int | None = None
         self._stalled_ns = 0
         self.told: list[Told] = []
         """Durations since the last look, for exemplars."""
@@ -155,8 +175,12 @@ class Story:
         return any(opened_ns <= window.asked_ns <= ended_ns for window in self._recent)
 
     def note_delayer(self, kind: str, ended_ns: int, link: Link) -> None:
-        """Remember the span of a slot that was open while a window asked."""
-        _put(self._delayers, (kind, ended_ns), link, _DELAYERS)
+        """Remember the span of a slot that was open while a window asked; several may have left at once."""
+        known = self._delayers.get((kind, ended_ns))
+        if known is None:
+            _put(self._delayers, (kind, ended_ns), deque((link,), _DELAYERS), _DELAYERS)
+        else:
+            known.append(link)
 
     def blockers(self, asked_ns: int, opened_ns: int) -> tuple[Link, ...]:
         """Return the windows that a slot waited for, the last one first.
@@ -203,7 +227,7 @@ class Story:
         note: Note,
         window_id: str,
         drain_ns: int,
-        delayed_by: tuple[tuple[str, str, int, int], ...],
+        delayed_by: tuple[Delay, ...],
         opened_ns: int,
     ) -> None:
         window = self._windows.get(window_id)
@@ -238,7 +262,7 @@ class Story:
         window_id: str,
         drain_ns: int,
         outcome: str,
-        delayed_by: tuple[tuple[str, str, int, int], ...],
+        delayed_by: tuple[Delay, ...],
         ended_ns: int,
     ) -> None:
         window = self._windows.pop(window_id, None)
@@ -262,22 +286,24 @@ class Story:
             if window.position > read:
                 waiting.append(window)
                 continue
-            links: list[Link] = []
-            for kind, _, _, until in window.delayed_by:
-                link = self._delayers.pop((kind, window.asked_ns + until), None)
-                if link is not None and len(links) < _LINKS:
-                    links.append(link)
-            self._tracing.end(
-                window.handle,
-                self._unix(window.closed_ns or window.asked_ns),
-                outcome=window.outcome,
-                attributes={
-                    "quiesce.delayed_by": len(window.delayed_by),
-                    **_last_holder(window.delayed_by),
-                },
-                links=links,
-            )
+            self._end_window(window, window.closed_ns or window.asked_ns, window.outcome)
         self._finishing = waiting
+
+    def _end_window(self, window: _Window, at_ns: int, outcome: str, *, cut_off: bool = False) -> None:
+        """End a window, linked to the slots that delayed it: to so many as left last, if there were very many."""
+        links: list[Link] = []
+        for kind, _, _, until in sorted(window.delayed_by, key=_until, reverse=True):
+            left = self._delayers.get((kind, window.asked_ns + until))
+            if left is None:
+                continue
+            links.append(left.popleft())
+            if not left:
+                del self._delayers[kind, window.asked_ns + until]
+        about: Attributes = {"quiesce.delayed_by": len(window.delayed_by), **_last_holder(window.delayed_by)}
+        end = self._unix(at_ns)
+        self._tracing.end(
+            window.handle, end, outcome=outcome, attributes=about, links=links[:_LINKS], cut_off=cut_off
+        )
 
     def _cut_part_captured(self, note: Note, cut_id: str, part: str, ns: int) -> None:
         window = self._windows.get(cut_id)
@@ -403,17 +429,38 @@ class Story:
             }
             save.events.append(("invariant violated", self._unix(note.at_ns), about))
 
-    def _gate_closed(self, note: Note, worker: str, sequence: int, epoch: str, ns: int, outcome: str) -> None:
+    def _fence(self, note: Note) -> SpanHandle | Parent | None:
+        """Return the span that a gate closes in: the fence of the save that has one now."""
         fences = [save.phases["fence"] for save in self._saves.values() if "fence" in save.phases]
-        parent = fences[-1] if fences else parent_in(note.context)
-        self._emit(
+        return fences[-1] if fences else parent_in(note.context)
+
+    def _gate_closing(self, note: Note, worker: str, sequence: int, epoch: str) -> None:
+        begun: _Begun = (note, {"quiesce.worker": worker, "quiesce.epoch": epoch})
+        _put(self._gates, (worker, epoch), begun, _WORKERS)
+
+    def _gate_closed(self, note: Note, worker: str, sequence: int, epoch: str, ns: int, outcome: str) -> None:
+        self._gates.pop((worker, epoch), None)
+        handle = self._emit(
             "quiesce.gate.close",
-            parent,
+            self._fence(note),
             note.at_ns,
             ns,
             _GATE_OUTCOMES.get(outcome, "failed"),
             {"quiesce.worker": worker, "quiesce.epoch": epoch, "quiesce.answer": outcome},
         )
+        self.told.append((names.GATE_CLOSE.name, (), ns, handle, self._unix(note.at_ns)))
+
+    # ----------------------------------------------------------------------------------------------- restore
+
+    def _restore_started(self, note: Note, identity: Link | None = None) -> None:
+        self._cut_restore(note.at_ns)  # nobody said how it ended
+        self._restore = ((note, {}), identity)
+
+    def _cut_restore(self, at_ns: int) -> None:
+        if self._restore is not None:
+            begun, identity = self._restore
+            self._cut_note("quiesce.restore", parent_in(begun[0].context), begun, at_ns, identity)
+        self._restore = None
 
     def _restore_ended(
         self,
@@ -423,19 +470,35 @@ class Story:
         parts: Mapping[str, int],
         groups: Mapping[str, int],
     ) -> None:
+        begun, self._restore = self._restore, None
         end = note.at_ns
-        start = end - sum(parts.values())
-        handle = self._start(
+        start, first, identity = end - sum(parts.values()), note, None
+        if begun is not None:
+            (first, _), identity = begun
+            start = min(first.at_ns, end)
+        handle = self._tracing.begin(
             "quiesce.restore",
-            parent_in(note.context),
+            parent_in(first.context),
             self._unix(start),
             {"quiesce.reason": reason, "quiesce.groups": sum(groups.values())},
+            (),
+            identity,
         )
-        for part, ns in parts.items():  # one after the other, in the order in which they are told
-            start += ns
-            self._emit("quiesce.restore.part", handle, start, ns, "completed", {"quiesce.part": part})
         error = reason if outcome in {"failed", "refused"} else ""
+        # The first part began with the restore, and the last one ended with it; what lies between is nobody's.
+        last = len(parts) - 1
+        at, left = start, sum(parts.values())
+        for number, (part, ns) in enumerate(parts.items()):
+            if number:
+                at = max(at, end - left)
+            left -= ns
+            child = self._start("quiesce.restore.part", handle, self._unix(at), {"quiesce.part": part})
+            at = end if number == last else min(at + ns, end)
+            ended = outcome if number == last else "completed"
+            self._tracing.end(child, self._unix(at), outcome=ended, error=error if number == last else "")
         self._tracing.end(handle, self._unix(end), outcome=outcome, error=error)
+        if outcome == "completed":
+            self._restored_ns = end
 
     # ---------------------------------------------------------------------------------- groups and training
 
@@ -459,15 +522,19 @@ class Story:
             error=reason if outcome == "failed" else "",
         )
 
-    def trace_of(self, group_id: str) -> int:
-        """Return the trace that tells a group's life, or 0 if none does now; from any thread."""
-        group = self._groups.get(group_id)
-        return 0 if group is None else group.handle.link[0]
+    def link_of(self, name: str) -> Link | None:
+        """Return the span of a group that lives, or of a step (``step 7``) that began last; from any thread."""
+        group = self._groups.get(name)
+        if group is not None:
+            return group.handle.link
+        step = self._last_step
+        return None if step is None or step[0] != name else step[1]
 
     def _group(self, note: Note, group_id: str, source: str) -> _Group:
-        """Begin the life of a group."""
+        """Begin the life of a group: when it is read, or with the restore that it came back by."""
         about: Attributes = {"quiesce.group_id": group_id, "quiesce.from": source}
-        handle = self._start("quiesce.group", parent_in(note.context), self._unix(note.at_ns), about)
+        since = note.at_ns if source == _READ or self._restored_ns is None else self._restored_ns
+        handle = self._start("quiesce.group", parent_in(note.context), self._unix(since), about)
         group = _Group(handle)
         pushed_out = _put(self._groups, group_id, group, _GROUPS)
         if pushed_out is not None:
@@ -490,24 +557,47 @@ class Story:
             group.events.append(("tokens reused", self._unix(note.at_ns), {"quiesce.tokens": tokens}))
 
     def _rollout_started(self, note: Note, group_id: str, attempt: int) -> None:
-        group = self._groups.get(group_id)
-        handle = self._start(
-            "quiesce.rollout",
-            parent_in(note.context) if group is None else group.handle,
-            self._unix(note.at_ns),
-            {"quiesce.group_id": group_id, "quiesce.attempt": attempt},
-        )
-        pushed_out = _put(self._rollouts, (group_id, attempt), handle, _ROLLOUTS)
-        if pushed_out is not None:
-            self._cut(pushed_out, note.at_ns)  # unless it has ended, as nearly all have
+        group = self._groups.get(group_id) or self._group(note, group_id, _LEDGER)
+        if len(self._rolling) >= _ROLLOUTS:
+            self._cut(self._begun_rollout(next(iter(self._rolling))), note.at_ns)
+        self._rolling[group_id, attempt] = (note.at_ns, group.handle)
 
     def _rollout_ended(
         self, note: Note, group_id: str, attempt: int, ns: int, outcome: str, tokens: int
     ) -> None:
-        handle = self._rollouts.get((group_id, attempt))
-        if handle is not None:
-            said: Attributes = {"quiesce.tokens": tokens}
-            self._tracing.end(handle, self._unix(note.at_ns), outcome=outcome, attributes=said)
+        rollout = (group_id, attempt)
+        began = self._rolling.pop(rollout, None)
+        offset = self._unix(0)
+        if began is None:
+            made = self._rollouts.get(rollout)
+            if made is not None:
+                said: Attributes = {"quiesce.tokens": tokens}
+                self._tracing.end(made, note.at_ns + offset, outcome=outcome, attributes=said)
+            return
+        handle = self._tracing.emit(
+            _ROLLOUT,
+            parent=began[1],
+            start_ns=began[0] + offset,
+            end_ns=note.at_ns + offset,
+            outcome=outcome,
+            attributes={"quiesce.group_id": group_id, "quiesce.attempt": attempt, "quiesce.tokens": tokens},
+        )
+        if len(self._rollouts) >= _ROLLOUTS:
+            self._cut(
+                self._rollouts.popitem(last=False)[1], note.at_ns
+            )  # unless it has ended, as nearly all have
+        self._rollouts[rollout] = handle
+
+    def _rollout(self, rollout: tuple[str, int]) -> SpanHandle | None:
+        """Return the span of a rollout, if it is remembered; that of one which goes on is made for whoever asks."""
+        return self._begun_rollout(rollout) if rollout in self._rolling else self._rollouts.get(rollout)
+
+    def _begun_rollout(self, rollout: tuple[str, int]) -> SpanHandle:
+        began, group = self._rolling.pop(rollout)
+        about: Attributes = {"quiesce.group_id": rollout[0], "quiesce.attempt": rollout[1]}
+        handle = self._start(_ROLLOUT, group, self._unix(began), about)
+        self._rollouts[rollout] = handle
+        return handle
 
     def _train_step_started(self, note: Note, step: int, version: int) -> None:
         if self._step is not None:
@@ -518,6 +608,7 @@ class Story:
             self._unix(note.at_ns),
             {"quiesce.step": step, "quiesce.version": version},
         )
+        self._last_step = (f"step {step}", self._step.link)
 
     def _train_step_ended(
         self,
@@ -540,9 +631,17 @@ class Story:
         if outcome == "completed":
             self.told.append((names.TRAIN_STEP_SECONDS.name, (), ns, handle, end))
 
+    def _weight_sync_started(self, note: Note, version: int) -> None:
+        self._sync = (note, {"quiesce.version": version})
+
     def _weight_synced(self, note: Note, version: int, ns: int, outcome: str) -> None:
+        self._sync = None
         about: Attributes = {"quiesce.version": version}
         self._emit("quiesce.weight_sync", parent_in(note.context), note.at_ns, ns, outcome, about)
+
+    def _clear_started(self, note: Note, worker: str, sequence: int, keys: int) -> None:
+        begun: _Begun = (note, {"quiesce.worker": worker, "quiesce.keys": keys})
+        _put(self._clears, worker, begun, _WORKERS)
 
     def _clear_ended(
         self,
@@ -554,36 +653,88 @@ class Story:
         outcome: str,
         rollouts: Iterable[tuple[str, int]] = (),
     ) -> None:
-        known = (self._rollouts.get(rollout) for rollout in rollouts)
+        known = map(self._rollout, rollouts)
         links = [handle.link for handle in known if handle is not None][:_LINKS]
         about: Attributes = {"quiesce.worker": worker, "quiesce.calls": calls, "quiesce.keys": keys}
+        self._clears.pop(worker, None)
         # A fresh root: the batch serves many calls and belongs to none of them.
-        self._emit("quiesce.cleanup.batch", None, note.at_ns, ns, outcome, about, links)
+        handle = self._emit("quiesce.cleanup.batch", None, note.at_ns, ns, outcome, about, links)
+        end = self._unix(note.at_ns)
+        self.told.append((names.CLEANUP_CLEAR.name, (), ns, handle, end))
+        if outcome == "completed":
+            self.told.append((names.CLEANUP_BATCH.name, (), calls, handle, end))
 
     # ----------------------------------------------------------------------------------------------- the end
 
-    def cut_off(self, at_ns: int) -> None:
-        """End everything that is open, marked as cut off, inner spans first."""
+    def cut_off(self, at_ns: int, delays: Iterable[tuple[str, tuple[Delay, ...]]] = ()) -> None:
+        """End everything that is open, marked as cut off, inner spans first.
+
+        Args:
+            at_ns: When, by the monotonic clock.
+            delays: Of windows that still wait, what has delayed each of them until then.
+        """
+        for window_id, delayed_by in delays:
+            waits = self._windows.get(window_id)
+            if waits is not None and waits.opened_ns is None:
+                waits.delayed_by = delayed_by
+        for gate in self._gates.values():
+            self._cut_note("quiesce.gate.close", self._fence(gate[0]), gate, at_ns)
+        for clearing in self._clears.values():
+            self._cut_note("quiesce.cleanup.batch", None, clearing, at_ns)
+        if self._sync is not None:
+            self._cut_note("quiesce.weight_sync", parent_in(self._sync[0].context), self._sync, at_ns)
+        self._sync = None
+        self._cut_restore(at_ns)
         for window in (*self._finishing, *self._windows.values()):
             self._cut_window(window, at_ns)
         for save in self._saves.values():
             self._cut_save(save, at_ns)
+        for rollout in list(self._rolling):
+            self._begun_rollout(rollout)
         for handle in (*([] if self._step is None else [self._step]), *self._rollouts.values()):
             self._cut(handle, at_ns)
         for group in self._groups.values():
             self._cut_group(group, at_ns)
         self._finishing = []
         self._step = None
-        for table in (self._windows, self._saves, self._rollouts, self._groups):
+        tables: tuple[OrderedDict[Any, Any], ...] = (
+            self._gates,
+            self._clears,
+            self._windows,
+            self._saves,
+            self._rollouts,
+            self._groups,
+        )
+        for table in tables:
             table.clear()
 
-    def _cut(self, handle: SpanHandle, at_ns: int, events: Iterable[SpanEvent] = ()) -> None:
-        self._tracing.end(handle, self._unix(at_ns), outcome="", events=tuple(events), cut_off=True)
+    def _cut(
+        self,
+        handle: SpanHandle,
+        at_ns: int,
+        events: Iterable[SpanEvent] = (),
+        attributes: Mapping[str, AttributeValue] = NO_ATTRIBUTES,
+    ) -> None:
+        end = self._unix(at_ns)
+        self._tracing.end(handle, end, outcome="", attributes=attributes, events=tuple(events), cut_off=True)
+
+    def _cut_note(
+        self,
+        name: str,
+        parent: SpanHandle | Parent | None,
+        begun: _Begun,
+        at_ns: int,
+        identity: Link | None = None,
+    ) -> None:
+        """Tell what began, and has not ended; its span is made only now."""
+        note, about = begun
+        self._cut(self._tracing.begin(name, parent, self._unix(note.at_ns), about, (), identity), at_ns)
 
     def _cut_window(self, window: _Window, at_ns: int) -> None:
-        for handle in (window.exclusive, window.drain, window.handle):
-            if handle is not None:
-                self._cut(handle, at_ns)
+        if window.exclusive is not None:
+            self._cut(window.exclusive, at_ns)
+        self._cut(window.drain, at_ns, attributes=_last_holder(window.delayed_by))
+        self._end_window(window, at_ns, "", cut_off=True)
 
     def _cut_save(self, save: _Save, at_ns: int) -> None:
         for handle in save.phases.values():
@@ -647,11 +798,16 @@ def _put(table: OrderedDict[Any, T], key: object, value: T, limit: int) -> T | N
     return pushed_out
 
 
-def _last_holder(delayed_by: tuple[tuple[str, str, int, int], ...]) -> Attributes:
-    """Name the slot that was waited for the longest."""
+def _until(delay: Delay) -> int:
+    """Return until when a slot delayed a window."""
+    return delay[3]
+
+
+def _last_holder(delayed_by: tuple[Delay, ...]) -> Attributes:
+    """Name the slot that was waited for the longest; of several that are still open, the one that opened first."""
     if not delayed_by:
         return {}
-    kind, task, _, until = max(delayed_by, key=lambda delay: delay[3])
+    kind, task, _, until = max(delayed_by, key=_until)
     return {
         "quiesce.last_holder.kind": kind,
         "quiesce.last_holder.task": task,

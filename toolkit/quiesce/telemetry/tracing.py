@@ -17,7 +17,7 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from quiesce.telemetry.finished import (
     CUT_OFF,
@@ -31,7 +31,11 @@ from quiesce.telemetry.finished import (
 )
 from quiesce.telemetry.slot_spans import SlotColumns
 
+if TYPE_CHECKING:
+    import asyncio
+
 __all__ = [
+    "RESTORE",
     "Attributes",
     "Ending",
     "Identifiers",
@@ -40,10 +44,15 @@ __all__ = [
     "Parent",
     "SpanHandle",
     "Tracing",
+    "context_of",
     "context_reader",
+    "parent_before",
     "parent_in",
     "status_of",
 ]
+
+RESTORE: Final = "restore"
+"""What the restore that goes on, or was the last one, is known by."""
 
 _REMEMBERED: Final = 64
 """Cuts whose identifiers are remembered."""
@@ -298,6 +307,10 @@ class Identities:
         self.know(cut_id, (trace_id, self._identifiers.span()))
         return False
 
+    def forget(self, name: str) -> None:
+        """Forget a name that something else is known by from now on."""
+        self._known.pop(name, None)
+
     def leave_to_provider(self) -> None:
         """Draw no more: from now on identifiers are a provider's."""
         self._identifiers = None
@@ -355,8 +368,21 @@ class OwnTracing(Tracing):
 
     def finish(self, handle: SpanHandle, opened: _Open, ending: Ending) -> None:
         """End a span."""
-        name, parent_id, start_ns, attributes, links = opened
-        end_ns, said, events, more, status, cut_off = ending
+        end_ns, said, events, links, status, cut_off = ending
+        self._finish(handle, opened, end_ns, {**opened.attributes, **said}, events, links, status, cut_off)
+
+    def _finish(
+        self,
+        handle: SpanHandle,
+        opened: _Open,
+        end_ns: int,
+        attributes: dict[str, AttributeValue],
+        events: Sequence[SpanEvent],
+        more: Sequence[Link],
+        status: str,
+        cut_off: bool,  # noqa: FBT001 - called from here alone, for each span
+    ) -> None:
+        name, parent_id, start_ns, _, links = opened
         self._ended.append(
             _new(
                 FinishedSpan,
@@ -366,8 +392,8 @@ class OwnTracing(Tracing):
                     handle.span_id,
                     parent_id,
                     start_ns,
-                    max(start_ns, end_ns),
-                    {**attributes, **said},
+                    end_ns if end_ns > start_ns else start_ns,  # noqa: FURB136 - a call of max() takes longer
+                    attributes,
                     (*links, *more) if more else links,
                     tuple(events),
                     status,
@@ -375,6 +401,72 @@ class OwnTracing(Tracing):
                 ),
             )
         )
+
+    # The two below do what those of the base do, for most spans of a run, with nothing made that is only passed on.
+
+    def end(
+        self,
+        handle: SpanHandle,
+        end_ns: int,
+        *,
+        outcome: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        events: Sequence[SpanEvent] = (),
+        links: Sequence[Link] = (),
+        error: str = "",
+        cut_off: bool = False,
+    ) -> None:
+        """End a span. Twice is once."""
+        opened = handle.open
+        if opened is None:
+            return
+        handle.open = None
+        said = {**opened.attributes, **attributes}
+        if outcome:
+            said[OUTCOME] = outcome
+        if error:
+            said[ERROR] = error
+        if cut_off:
+            said[CUT_OFF] = True
+        self._finish(handle, opened, end_ns, said, events, links, status_of(outcome), cut_off)
+
+    def emit(
+        self,
+        name: str,
+        *,
+        parent: SpanHandle | Parent | None,
+        start_ns: int,
+        end_ns: int,
+        outcome: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        links: Sequence[Link] = (),
+    ) -> SpanHandle:
+        """Make a span that is over already."""
+        if parent is None:
+            trace_id, span_id = self._identifiers.both()
+            parent_id = 0
+        else:
+            trace_id, span_id = parent.trace_id, self._identifiers.span()
+            parent_id = parent.span_id
+        self._ended.append(
+            _new(
+                FinishedSpan,
+                (
+                    name,
+                    trace_id,
+                    span_id,
+                    parent_id,
+                    start_ns,
+                    end_ns if end_ns > start_ns else start_ns,  # noqa: FURB136 - a call of max() takes longer
+                    {**attributes, OUTCOME: outcome},
+                    tuple(links),
+                    (),
+                    status_of(outcome),
+                    False,
+                ),
+            )
+        )
+        return SpanHandle(trace_id, span_id)
 
     @staticmethod
     def is_own(opened: object) -> bool:
@@ -417,3 +509,43 @@ def parent_in(context: object) -> Parent | None:
     if not known.is_valid:
         return None
     return Parent(known.trace_id, known.span_id, bool(known.trace_flags.sampled), context)
+
+
+def context_of(task: asyncio.Task[Any] | None) -> object:
+    """Return the OpenTelemetry context that a suspended task goes on in, or None; may be called from any thread.
+
+    Python 3.11 shows a task's context only where the task waits for something that is not there yet.
+    """
+    reader = context_reader()
+    if task is None or reader is None:
+        return None
+    show = getattr(task, "get_context", None)
+    if show is not None:
+        contexts = [show()]
+    else:
+        calls = getattr(getattr(task, "_fut_waiter", None), "_callbacks", None) or ()
+        contexts = [context for call, context in calls if getattr(call, "__self__", None) is task]
+    # In a copy, because the task's own may be entered at any moment by the task.
+    return contexts[0].copy().run(reader) if contexts else None
+
+
+def parent_before(context: object, start_ns: int) -> Parent | None:
+    """Return the span that is current in an OpenTelemetry context, or the one around it if it began only later.
+
+    Args:
+        context: The context, as it is now.
+        start_ns: When what the parent is for began, in Unix nanoseconds.
+    """
+    found = parent_in(context)
+    if found is None:
+        return None
+    trace = sys.modules["opentelemetry.trace"]
+    span = trace.get_current_span(context)
+    began = getattr(span, "start_time", None)
+    if not isinstance(began, int) or began <= start_ns:
+        return found
+    around = getattr(span, "parent", None)
+    if around is None or not around.is_valid:
+        return None
+    known = trace.set_span_in_context(trace.NonRecordingSpan(around), context)
+    return Parent(around.trace_id, around.span_id, found.sampled, known)

@@ -225,8 +225,10 @@ class _Handlers:
         for shown in self._backend.runs:
             with contextlib.suppress(OSError):
                 for record in read_violations(shown.folder):
-                    told = record.to_json()
-                    found.append({**told, "run": shown.name or None, "folder": str(shown.folder)})
+                    alert = self._backend.content.alert_of(record.invariant)
+                    where = {"run": shown.name or None, "folder": str(shown.folder)}
+                    about = {"alert": alert, "runbook": f"/runbooks/{alert}"}
+                    found.append({**record.to_json(), **where, **about})
         return sorted(found, key=lambda told: (not told.get("open"), -float(told.get("last_unix") or 0.0)))
 
     async def trace(self, request: Request) -> Response:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import http.client
 import json
 import logging
 import os
@@ -31,6 +32,7 @@ from quiesce.threads import DaemonExecutor
 from quiesce.view.backfill import Past, is_short
 from quiesce.view.exemplars import ExemplarIndex
 from quiesce.view.folders import JOB, Folders, ShownRun, newer_runs, require_run
+from quiesce.view.past_alerts import ask_range
 from quiesce.view.programs import INSTALL, Programs, prepare_alertmanager
 from quiesce.view.supervise import Command, Supervised
 
@@ -44,6 +46,12 @@ PAST_FOLDER: Final = "past"
 
 LOOK_SECONDS: Final = 1.0
 """How often run folders are looked at."""
+
+APPEAR_SECONDS: Final = 2.0
+"""How often Prometheus is asked whether it has found the blocks that were put into its store."""
+
+APPEAR_TRIES: Final = 45
+"""How often at most."""
 
 RECORDED_SECONDS: Final = 15.0
 """How far apart the recorder's samples are, where there are too few to tell."""
@@ -69,11 +77,13 @@ class Content:
         dashboards: JSON of each dashboard by uid, in the order in which they are listed.
         rules: Returns the rule file's text, given the address that a runbook's name is appended to.
         documentation: Address of the runbooks in the documentation on the web.
+        alert_of: Returns the name of the alert, and of the runbook, that stands for an invariant.
     """
 
     dashboards: Mapping[str, str]
     rules: Callable[[str], str]
     documentation: str
+    alert_of: Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +203,8 @@ class Backend:
         if not first:
             await self._read(recorded)
         await loop.run_in_executor(self.pool, self._exemplars.read, recorded, self._began_unix)
+        if not first:
+            await self._appear()
 
     async def _read(self, recorded: list[ShownRun]) -> None:
         """Give Prometheus what was recorded; one that runs already finds it within a minute."""
@@ -205,6 +217,26 @@ class Backend:
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the past, the present can be shown
             _LOG.exception("the recording cannot be shown")
             self.past.problems.append(f"the recording cannot be shown: {error}")
+
+    async def _appear(self) -> None:
+        """Say that the past is still to come until Prometheus has found it, which it looks for once a minute."""
+        until = self.past.until_unix
+        if until is None:
+            return
+        self.past.state = "what was recorded is there within a minute"
+        try:
+            for _ in range(APPEAR_TRIES):
+                if await asyncio.get_running_loop().run_in_executor(self.pool, self._is_there, until):
+                    break
+                await asyncio.sleep(APPEAR_SECONDS)
+        finally:
+            self.past.state = ""
+
+    def _is_there(self, at_unix: float) -> bool:
+        try:
+            return bool(ask_range(self._prometheus.port, f'up{{job="{JOB}"}}', at_unix, at_unix, 1.0))
+        except (OSError, ValueError, KeyError, http.client.HTTPException):
+            return False
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()

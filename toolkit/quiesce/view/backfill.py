@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quiesce.errors import NoRecordingError
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from quiesce.view.folders import ShownRun
     from quiesce.view.programs import Programs
 
-__all__ = ["BLOCK_SECONDS", "MOST_SAMPLES", "Part", "Past", "is_short", "plan", "write_texts"]
+__all__ = ["BLOCK_SECONDS", "MOST_SAMPLES", "Part", "Past", "is_short", "plan", "spacing", "write_texts"]
 
 BLOCK_SECONDS: Final = 7200
 """What a block of Prometheus' store covers."""
@@ -107,7 +106,7 @@ class Past:
         done: Parts that are made.
         total: Parts that there are.
         problems: What could not be done.
-        spacing_seconds: How far apart recorded samples are; None if there are none.
+        spacing_seconds: How far apart recorded samples are at most, but for one in twenty; None if there are none.
         until_unix: When the last recorded sample was; None if there are none.
     """
 
@@ -201,9 +200,7 @@ class Past:
             parts += found
             gaps += spacings
         if gaps:
-            self.spacing_seconds = round(median(gaps), 3)
-            wide = sorted(gaps)[int(0.95 * (len(gaps) - 1))]
-            self.lookback_seconds = round(min(max(2.5 * wide, LOOKBACK[0]), LOOKBACK[1]))
+            self.spacing_seconds, self.lookback_seconds = spacing(gaps)
         return parts
 
     def _forget(self) -> None:
@@ -340,6 +337,20 @@ def plan(run: ShownRun, until_unix: float) -> tuple[list[Part], list[float], flo
         for window, count in sorted(counts.items())
     ]
     return parts, gaps, last
+
+
+def spacing(gaps: Sequence[float]) -> tuple[float, int]:
+    """Return how far apart recorded samples are, and for how long a value holds, in seconds.
+
+    A recorder takes its time as a run gets longer. A rate has to find two samples wherever it looks, so what counts is
+    how wide gaps are, but for one in twenty, and not how wide they usually are. Whole seconds, because it becomes the
+    step of queries.
+
+    Args:
+        gaps: Seconds between one sample and the next; at least one.
+    """
+    wide = sorted(gaps)[int(0.95 * (len(gaps) - 1))]
+    return float(max(1, math.ceil(wide - 0.1))), round(min(max(2.5 * wide, LOOKBACK[0]), LOOKBACK[1]))
 
 
 def write_texts(

@@ -27,7 +27,7 @@ from quiesce.view.supervise import Command, Supervised
 if TYPE_CHECKING:
     from quiesce.threads import DaemonExecutor
 
-__all__ = ["Evaluation", "Rule", "read_rules", "states", "stretches"]
+__all__ = ["Evaluation", "Rule", "ask_range", "read_rules", "states", "stretches"]
 
 MOST_STEPS: Final = 10_000
 """Prometheus answers at most 11,000 points of a series at once."""
@@ -217,7 +217,7 @@ def _write_rule(file: IO[str], rule: Rule, port: int, times: Sequence[float], st
     active: dict[tuple[tuple[str, str], ...], list[float]] = {}
     for begin in range(0, len(times), MOST_STEPS):
         part = times[begin : begin + MOST_STEPS]
-        for found in _range(port, rule.expression, part[0], part[-1], step):
+        for found in ask_range(port, rule.expression, part[0], part[-1], step):
             labels = {**found["metric"], **rule.labels, "alertname": rule.alert}
             labels.pop("__name__", None)
             points = active.setdefault(tuple(sorted(labels.items())), [])
@@ -234,7 +234,21 @@ def _write_rule(file: IO[str], rule: Rule, port: int, times: Sequence[float], st
     return count
 
 
-def _range(port: int, query: str, begin: float, end: float, step: float) -> list[dict[str, Any]]:
+def ask_range(port: int, query: str, begin: float, end: float, step: float) -> list[dict[str, Any]]:
+    """Return what a Prometheus on this machine answers for a range of time; it blocks.
+
+    Args:
+        port: Where it listens.
+        query: PromQL.
+        begin: Unix seconds.
+        end: Unix seconds.
+        step: Seconds between two points.
+
+    Raises:
+        OSError: If it does not answer.
+        http.client.HTTPException: If it answers something else.
+        ValueError: If it refuses the query.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_QUERY_SECONDS)
     try:
         asked = urlencode(

@@ -32,6 +32,7 @@ _PAGE: Final = """\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{title} · Quiesce</title>
+<link rel="icon" href="/page/icon.svg" type="image/svg+xml">
 <style>
 :root {{ --fg: #1c2126; --bg: #fff; --soft: #f2f4f6; --line: #d0d5da; --link: #0b5cad; }}
 @media (prefers-color-scheme: dark) {{

@@ -26,7 +26,10 @@ export class Chart {
     this.plot = h("div", { class: "plot" });
     this.line = h("div", { class: "cursor", hidden: true });
     this.dots = new Map();
-    this.over = h("div", { class: "over" });
+    this.decor = h("div", {});
+    this.group = h("div", { class: "exemplars", role: "group", "aria-label": "exemplars" });
+    roving(this.group, ".exemplar");
+    this.over = h("div", { class: "over" }, this.decor, this.group);
     this.tip = h("div", { class: "tip", role: "status", hidden: true });
     this.box = h("div", { class: "chart", tabindex: "0", role: "group" }, this.plot, this.line, this.over, this.tip);
     container.append(this.box);
@@ -92,7 +95,7 @@ export class Chart {
     const told = this.now.tooltip?.(x, 1 - (py - top) / height);
     const events = this.#eventsAt(x);
     if (!told && !events.length) { this.tip.hidden = true; return; }
-    this.tip.replaceChildren(h("div", { class: "tip-time" }, stamp(told?.time ?? x)), ...(told?.rows ?? []), ...events);
+    this.tip.replaceChildren(h("div", { class: "tip-time" }, stamp(told?.time ?? x), told?.until ? ` to ${clock(told.until)}` : ""), ...(told?.rows ?? []), ...events);
     this.tip.hidden = false;
     const own = this.tip.getBoundingClientRect();
     const box = this.box.getBoundingClientRect();
@@ -122,8 +125,9 @@ export class Chart {
 
   /**
    * Draw. `what`: {traces, x: {from, to}, y: {low, high, values, texts, log, title}, y2, shapes, marks, exemplars,
-   * tooltip(x, share) -> {time, rows} | null, step, label, layout}. Marks are events ({time, end, colour, name, count});
-   * exemplars are {time, value, href, label, colour, beyond}.
+   * tooltip(x, share) -> {time, until, rows} | null, step, label, words, layout}. Marks are events ({time, end, until,
+   * colour, name, count}): one alone is a line, several close to each other are a strip along the axis; exemplars are
+   * {time, value, href, label, colour, beyond}.
    */
   draw(what) {
     if (this.down) { this.pending = what; return Promise.resolve(); }
@@ -136,22 +140,24 @@ export class Chart {
     this.size = size;
     this.inner = { left, top: EDGE.top, width: Math.max(20, size.width - left - right), height: Math.max(20, size.height - EDGE.top - EDGE.bottom) };
     const ticks = timeTicks(x.from, x.to, Math.floor(this.inner.width / PIXELS_PER_TICK));
+    // A label that would run into those of the other axis is left out; its line says enough.
+    ticks.texts = ticks.texts.map((text, index) => (this.toPixel(ticks.values[index]) - textWidth(text) / 2 < left ? "" : text));
     const grid = token("--grid");
     const axis = (each) => ({
       type: each.log ? "log" : "linear",
       range: each.log ? [Math.log10(each.low), Math.log10(each.high)] : [each.low, each.high],
-      tickmode: "array", tickvals: each.values, ticktext: each.texts, gridcolor: each.noGrid ? "transparent" : grid,
+      tickmode: "array", tickvals: each.values, ticktext: each.texts, gridcolor: each.noGrid ? "transparent" : grid, ticks: "",
       zeroline: false, fixedrange: true, showline: false, automargin: false, ticklabelstandoff: 3, title: each.title ? { text: each.title, font: { size: 11 }, standoff: 4 } : undefined,
     });
     const lines = marks.flatMap((mark) => [
-      { type: "line", xref: "x", yref: "paper", x0: mark.time, x1: mark.time, y0: 0, y1: 1, line: { color: mark.colour, width: 1, dash: "dot" }, layer: "below" },
+      ...(isStrip(mark) ? [] : [{ type: "line", xref: "x", yref: "paper", x0: mark.time, x1: mark.time, y0: 0, y1: 1, line: { color: mark.colour, width: 1, dash: "dot" }, layer: "below" }]),
       ...(mark.end > mark.time ? [{ type: "rect", xref: "x", yref: "paper", x0: mark.time, x1: mark.end, y0: 0, y1: 1, fillcolor: mark.colour, opacity: 0.1, line: { width: 0 }, layer: "below" }] : []),
     ]);
     const full = {
       width: size.width, height: size.height, margin: { l: left, r: right, t: EDGE.top, b: EDGE.bottom, pad: 0 },
       paper_bgcolor: "transparent", plot_bgcolor: "transparent", showlegend: false, hovermode: false, dragmode: "zoom",
       font: { family: token("--font"), size: 11, color: token("--muted") },
-      xaxis: { type: "linear", range: [x.from, x.to], tickmode: "array", tickvals: ticks.values, ticktext: ticks.texts, gridcolor: grid, zeroline: false, showline: false, automargin: false },
+      xaxis: { type: "linear", range: [x.from, x.to], tickmode: "array", tickvals: ticks.values, ticktext: ticks.texts, gridcolor: grid, ticks: "", zeroline: false, showline: false, automargin: false },
       yaxis: axis(y), shapes: [...shapes, ...lines], ...layout,
     };
     if (y2) full.yaxis2 = { ...axis(y2), overlaying: "y", side: "right", showgrid: false };
@@ -169,15 +175,22 @@ export class Chart {
     return drawn;
   }
 
-  #overlay({ marks = [], exemplars = [], x }) {
-    const flags = marks.filter((mark) => mark.time >= x.from && mark.time <= x.to).map((mark) =>
+  #overlay({ marks = [], exemplars = [], x, words = "" }) {
+    const strips = marks.filter((mark) => isStrip(mark) && mark.until >= x.from && mark.time <= x.to).map((mark) => {
+      const [from, to] = [this.toPixel(Math.max(mark.time, x.from)), this.toPixel(Math.min(mark.until, x.to))];
+      return h("span", { class: "strip", "aria-hidden": "true", style: { left: `${from - 1}px`, width: `${Math.max(2, to - from + 2)}px`, top: `${this.inner.top + this.inner.height - 4}px`, background: mark.colour } });
+    });
+    const flags = marks.filter((mark) => !isStrip(mark) && mark.time >= x.from && mark.time <= x.to).map((mark) =>
       h("span", { class: "mark", "aria-hidden": "true", style: { left: `${this.toPixel(mark.time)}px`, top: `${this.inner.top + this.inner.height - 8}px`, color: mark.colour } }, "▲"));
     // A dot that is there stays the same element, so that a redraw takes nothing from under a pointer or a screen reader.
     const known = this.dots;
     this.dots = new Map();
-    const dots = exemplars.map((each) => {
+    // Two that say the same of the same trace are one dot.
+    const keyOf = (each) => `${each.traceId} ${each.label}`;
+    const shown = [...new Map(exemplars.map((each) => [keyOf(each), each])).values()];
+    const dots = shown.map((each) => {
       const top = Math.max(this.inner.top, Math.min(this.inner.top + this.inner.height, this.toHeight(each.value)));
-      const key = `${each.traceId} ${each.label}`;
+      const key = keyOf(each);
       const dot = known.get(key) ?? h("a", { class: "exemplar", data: { traceId: each.traceId } });
       this.dots.set(key, dot);
       dot.href = each.href;
@@ -188,11 +201,17 @@ export class Chart {
       dot.style.setProperty("--dot", each.colour);
       return dot;
     });
-    const focused = document.activeElement;
-    const group = h("div", { class: "exemplars", role: "group", "aria-label": "exemplars" }, ...dots);
-    this.over.replaceChildren(...flags, group);
-    if (dots.length) roving(group, ".exemplar");
-    if (dots.includes(focused)) focused.focus();
+    const told = words ? h("span", { class: "chart-words", "aria-hidden": "true", style: { left: `${this.inner.left + this.inner.width / 2}px`, top: `${this.inner.top + this.inner.height / 2}px` } }, words) : "";
+    this.decor.replaceChildren(...strips, ...flags, told);
+    // One that stays is not even moved, since a press that began on an element which goes away, for however short, is none.
+    for (const dot of known.values()) if (!dots.includes(dot)) dot.remove();
+    let next = this.group.firstElementChild;
+    for (const dot of dots) {
+      if (dot === next) next = next.nextElementSibling;
+      else this.group.insertBefore(dot, next);
+    }
+    const first = dots.includes(document.activeElement) ? document.activeElement : dots[0];
+    for (const dot of dots) dot.tabIndex = dot === first ? 0 : -1;
   }
 
   /** Take everything away. */
@@ -203,6 +222,11 @@ export class Chart {
     Plotly.purge(this.plot);
     this.box.remove();
   }
+}
+
+/** Whether a mark stands for several events that are too close to be told apart, so that a line would be one of them only. */
+function isStrip(mark) {
+  return mark.count > 1 && !mark.end && mark.until > mark.time;
 }
 
 /** What a mark of an event says. */

@@ -46,7 +46,7 @@ export class Dashboard {
     let made = [];
     const open = () => {
       made = panels.map((json) => {
-        const panel = new Panel(json, this);
+        const panel = new Panel(row?.repeat ? { ...json, repeat: row.repeat } : json, this);
         const { x, y, w, h: rows } = json.gridPos;
         Object.assign(panel.element.style, { gridColumn: `${x + 1} / span ${w}`, gridRow: `${y - top + 1} / span ${rows}` });
         panel.element.style.setProperty("--rows", rows);

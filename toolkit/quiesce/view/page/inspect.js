@@ -14,7 +14,7 @@ export function inspect(panel) {
     json.description ? h("p", {}, json.description) : null,
     h("h3", {}, "Queries"),
     ...queries.map(({ target, expr, at }) => h("div", { class: "query" }, h("div", { class: "quiet" }, `${target.refId ?? ""} ${target.instant ? "instant" : `step ${durationText(at.step)}`}`), h("pre", {}, expr))),
-    queries.length ? null : h("p", { class: "quiet" }, "This panel asks nothing."),
+    queries.length ? null : h("p", { class: "quiet" }, json.targets?.length ? "Nothing was asked yet." : "This panel asks nothing."),
     last?.exemplars.length ? h("h3", {}, "Exemplars") : null,
     last?.exemplars.length ? h("ul", {}, ...last.exemplars.map((each) => h("li", {}, h("a", { href: each.href, onclick: close }, `${clock(each.time)}: ${each.value.toPrecision(3)} ${Object.entries(each.labels).filter(([key]) => !key.endsWith("_id") && key !== "__name__").map(([key, value]) => `${key}=${value}`).join(" ")}`)))) : null,
     panel.board.events.length ? h("h3", {}, "Events") : null,

@@ -41,8 +41,9 @@ export function timing({ range, pixels, scrapeMs, panel = {}, target = {} }) {
   const points = Math.max(1, panel.maxDataPoints ?? Math.min(Math.max(Math.floor(pixels) || 500, 50), 2000));
   const least = minimum(panel.interval) ?? scrapeMs;
   const own = minimum(target.interval);
-  const scrape = own ?? minimum(panel.interval) ?? scrapeMs;
-  let interval = Math.max(roundInterval(width / points), least);
+  const scrape = Math.round(own ?? minimum(panel.interval) ?? scrapeMs);
+  // Whole milliseconds: Prometheus has no finer ones, and would step otherwise than is counted on here.
+  let interval = Math.round(Math.max(roundInterval(width / points), least));
   interval = Math.max(interval, own ?? 0) * Math.max(1, target.intervalFactor ?? 1);
   const safe = width / MOST_POINTS;
   if (interval < safe) interval = Math.ceil(safe / 1000) * 1000;
@@ -59,11 +60,18 @@ export function timing({ range, pixels, scrapeMs, panel = {}, target = {} }) {
 
 /** The built-in variables of a query, by name. */
 export function builtins(range, at) {
-  const seconds = Math.round((range.to - range.from) / 1000);
   return {
     __interval: durationText(at.interval),
     __interval_ms: String(at.interval),
     __rate_interval: durationText(at.rateInterval),
+    ...ofRange(range),
+  };
+}
+
+/** Those that the time range alone decides: all that the query of a variable may use. */
+export function ofRange(range) {
+  const seconds = Math.round((range.to - range.from) / 1000);
+  return {
     __range: `${seconds}s`,
     __range_s: String(seconds),
     __range_ms: String(Math.round(range.to - range.from)),

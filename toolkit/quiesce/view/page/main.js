@@ -5,7 +5,7 @@
  * or the server is away a banner says so, and the page tries on by itself.
  */
 
-import { alertBadge, readAlerts } from "./alerts.js";
+import { alertBadge, readAlerts, readAlertSeries } from "./alerts.js";
 import { eventBar, inOrder, linkBar, refreshPicker, tabs, themeSwitch, timePicker, variableBar } from "./controls.js";
 import { Dashboard } from "./dashboard.js";
 import { h } from "./dom.js";
@@ -15,6 +15,7 @@ import { applyTheme, onSystemTheme, rememberTheme } from "./theme.js";
 import { clock, covering, resolve as resolveRange, shifted, zoomedOut } from "./timerange.js";
 import { showTrace } from "./trace.js";
 import { inAddress, resolve as resolveVariables } from "./variables.js";
+import { showViolations, violationLink } from "./violations.js";
 
 const VARIABLES_EVERY = 10e3; // a run that starts, or restarts elsewhere, is in the choices after so many ms
 const RETRY_MS = 2000;
@@ -44,6 +45,8 @@ const room = {
   zoomOut: () => { const ends = zoomedOut(range(), now()); go({ from: String(ends.from), to: String(ends.to) }); },
 };
 const badge = alertBadge();
+const violations = violationLink();
+let records = [];
 const picker = timePicker({ now, onRange: (from, to) => go({ from, to }), onShift: (direction) => { const ends = shifted(range(), direction); go({ from: String(ends.from), to: String(ends.to) }); }, onZoomOut: room.zoomOut });
 const refresher = refreshPicker({ onRefresh: () => refresh({ variables: true }), onInterval: (interval) => go({ refresh: interval }, { replace: true }) });
 const themes = themeSwitch((choice) => { rememberTheme(choice); go({ theme: choice }, { replace: true }); });
@@ -51,7 +54,7 @@ const themes = themeSwitch((choice) => { rememberTheme(choice); go({ theme: choi
 /** What the address leaves open. */
 function effective() {
   const json = shown?.json ?? {};
-  const recorded = !info.live && info.from && info.to;
+  const recorded = isRecorded();
   const widest = json.time?.from ?? "now-1h";
   const ends = state.from !== undefined ? { from: state.from, to: state.to }
     : recorded ? { from: String(Math.floor(info.from * 1000)), to: String(Math.ceil(info.to * 1000)) }
@@ -118,6 +121,7 @@ async function route({ force = false } = {}) {
   const before = state;
   state = parse(location.hash);
   if (applyTheme(state.theme)) { themes.show(); shown?.dashboard.redraw(); drawBars(); }
+  if (state.page !== before.page) for (const each of document.querySelectorAll(":popover-open")) each.hidePopover();
   if (state.page === "trace" && state.id) {
     if (!force && before.page === "trace" && before.id === state.id && root.querySelector(".trace")) return;
     const back = before.page === "d" && before.id ? write(before) : lastDashboard;
@@ -126,7 +130,17 @@ async function route({ force = false } = {}) {
     document.body.dataset.page = "trace";
     document.title = `Trace ${state.id.slice(0, 8)} – Quiesce`;
     const wanted = new URLSearchParams(location.hash.split("?")[1] ?? "").get("span") ?? undefined;
+    around();
     await showTrace(root, state.id, { server, back, signal: stopper.signal, wanted });
+    return;
+  }
+  if (state.page === "violations") {
+    if (before.page === "d") lastDashboard = before.id ? write(before) : "#/";
+    leave();
+    document.body.dataset.page = "violations";
+    document.title = "Violations – Quiesce";
+    around();
+    await showViolations(root, { server, back: lastDashboard, signal: stopper.signal, wanted: state.id, now });
     return;
   }
   document.body.dataset.page = "dashboard";
@@ -140,6 +154,18 @@ async function route({ force = false } = {}) {
 }
 
 let lastDashboard = "#/";
+
+/** What stands around a page that is no dashboard: the way to the dashboards, and whether something fires. */
+function around() {
+  const { signal } = stopper;
+  drawTabs();
+  readRecords(signal);
+  askAlerts(signal).then((found) => badge.show(found, now(), { records, recorded: isRecorded() }), () => {});
+}
+
+function readRecords(signal) {
+  server.json("/api/violations", { signal }).then((found) => { records = found; violations.show(records); }, () => {});
+}
 
 function leave() {
   clearTimeout(timer);
@@ -168,7 +194,7 @@ async function open(uid) {
 }
 
 function drawTabs() {
-  document.querySelector("#tabs").replaceChildren(...tabs(all, shown?.uid, { ...state, ...(state.from === undefined ? {} : { from: state.from, to: state.to }) }));
+  document.querySelector("#tabs").replaceChildren(...tabs(all, shown?.uid, { ...(state.page === "d" ? state : parse(lastDashboard)), ...(state.from === undefined ? {} : { from: state.from, to: state.to }) }));
 }
 
 let resolved = { list: [], values: {} };
@@ -182,6 +208,7 @@ function drawBars() {
   bars.replaceChildren(
     ...variableBar(resolved.list, (name, values) => go({ variables: { ...state.variables, [name]: values } })),
     h("span", { class: "spacer" }),
+    violations.element,
     ...eventBar(json, dashboard.off, (name, on) => { if (on) dashboard.off.delete(name); else dashboard.off.add(name); refresh(); }),
     ...linkBar(json, all, dashboard.context()));
   if (focused) bars.querySelector(`[data-variable="${CSS.escape(focused)}"]`)?.focus();
@@ -202,6 +229,7 @@ async function refresh({ variables = false } = {}) {
   try {
     if (variables || now() - variablesAt > VARIABLES_EVERY || !dashboard.ready || !resolved.list.length) {
       server.json("/api/info", { signal }).then((fresh) => { info = fresh; noteRuns(); }, () => {});
+      readRecords(signal);
       const preferred = info.run ? { run: [info.run] } : {};
       const found = await resolveVariables(json.templating?.list ?? [], { server, range: pinned, wanted: state.variables, preferred, signal });
       if (signal.aborted || shown?.dashboard !== dashboard) return;
@@ -211,7 +239,7 @@ async function refresh({ variables = false } = {}) {
       if (key !== lastVariables) { lastVariables = key; dashboard.variables = found.values; drawBars(); }
     }
     noteRuns();
-    const alerts = server.prometheus("alerts", {}, { signal }).then((data) => badge.show(readAlerts(data), now()));
+    const alerts = askAlerts(signal).then((found) => badge.show(found, now(), { records, recorded: isRecorded() }));
     await Promise.allSettled([dashboard.start(resolved.values), alerts]);
     if (problem.kind === "ok") freshAt = started;
     document.documentElement.dataset.freshAt = String(freshAt);
@@ -222,6 +250,16 @@ async function refresh({ variables = false } = {}) {
     pinned = null;
     if (shown?.dashboard === dashboard && !signal.aborted) plan(current.refresh);
   }
+}
+
+/** Whether nothing that is shown goes on, so that rules which are judged now say nothing about it. */
+function isRecorded() {
+  return !info.live && Boolean(info.from && info.to);
+}
+
+async function askAlerts(signal) {
+  if (!isRecorded()) return readAlerts(await server.prometheus("alerts", {}, { signal }));
+  return readAlertSeries(await server.prometheus("query", { query: 'ALERTS{alertname=~"Quiesce.*"}', time: String(range().to / 1000) }, { signal }));
 }
 
 function noteRuns() {

@@ -65,7 +65,7 @@ export class Stat {
     const options = panel.options ?? {};
     const { colorMode = "value", graphMode = "none", textMode = "auto", orientation = "auto", justifyMode = "auto" } = options;
     let shown = stats(frames, options);
-    if (!shown.length && empty.noValue !== undefined) shown = [{ name: panel.title, raw: null, field: { config: empty, labels: {}, name: "" }, values: [], times: [], index: 0 }];
+    if (!shown.length && empty.noValue !== undefined) shown = [{ name: panel.title, raw: null, field: { config: empty, labels: {}, name: "" }, values: [], times: [], index: 0, nameless: true }];
     this.box.dataset.orientation = orientation;
     this.box.dataset.justify = justifyMode;
     this.box.dataset.many = shown.length > 1 ? "yes" : "no";
@@ -73,11 +73,11 @@ export class Stat {
       const { text, colour: mappedColour, colourName: name, missing } = display(each.raw, each.field.config, theme(), { now, index: each.index });
       const tint = missing && !name ? colour("gray", theme()) : name ? mappedColour : colour("text", theme());
       const ground = /^background/.test(colorMode) && !(missing && !name) && tint !== "transparent" ? tint : null;
-      const front = ground ? readableOn(ground) : colorMode === "value" ? tint : null;
+      const front = ground ? readableOn(ground) : colorMode === "value" || missing ? tint : null;
       const named = textMode === "value_and_name" || textMode === "name" || (textMode === "auto" && shown.length > 1);
       const links = fieldLinks(each.field, { value: each.raw, text, labels: each.field.labels, variables, range });
       const content = [
-        named ? h("div", { class: "stat-name" }, each.name) : null,
+        named && !each.nameless ? h("div", { class: "stat-name" }, each.name) : null,
         textMode === "name" || textMode === "none" ? null : h("div", { class: "stat-value", style: { color: front ?? "", "--length": String(Math.max(3, text.length)) } }, text),
       ];
       return h("div", { class: "stat", style: { background: ground ?? "", color: ground ? front : "" }, data: { value: each.raw ?? "", text, colour: name ?? "" } },

@@ -23,6 +23,8 @@ export function spans(times, values, config, { stepMs, limit, merge = true, them
   return found;
 }
 
+const MOST_THICK = 36; // pixels
+
 function shorten(text, pixels) {
   if (textWidth(text) <= pixels) return text;
   let kept = text;
@@ -48,7 +50,8 @@ export class StateTimeline {
       spans: spans(times, field.values, field.config, { stepMs, limit: stepMs * 1.5, merge: options.mergeValues !== false, themeName: theme(), index, end: range.to }),
     })).reverse(); // the first row is on top
     const share = options.rowHeight ?? 0.9;
-    const half = Math.min(0.48, share / 2);
+    // A bar that says one word need not fill the panel, however few rows there are.
+    const half = Math.min(0.48, share / 2, MOST_THICK / 2 / Math.max(1, (this.chart.box.clientHeight - 36) / Math.max(1, rows.length)));
     const traces = [];
     const byColour = new Map();
     rows.forEach((row, place) => row.spans.forEach((span) => byColour.set(span.colour, [...(byColour.get(span.colour) ?? []), { ...span, place }])));

@@ -108,6 +108,9 @@ function tracesOf(series, stepMs) {
   return order.map((index) => traces[index]);
 }
 
+// A bar of barAlignment -1 ends at its sample, 1 begins there: where its middle is, from the sample, in steps.
+const middleOf = (custom) => (custom.drawStyle === "bars" ? (custom.barAlignment ?? 0) / 2 : 0);
+
 /** How high the bars of each time are that stand on each other. */
 export function piled(series) {
   const totals = new Map();
@@ -135,6 +138,7 @@ function axisOf(series, height, extra = []) {
     let least = Infinity;
     for (const { drawn } of series) for (const value of drawn.y) if (value > 0 && value < least) least = value;
     if (!Number.isFinite(least)) [least, high] = [0.1, 10];
+    else for (const value of [...extra, custom.axisSoftMin, custom.axisSoftMax]) { if (value > 0 && value < least) least = value; if (value > high) high = value; }
     return { ...logTicks(first.min > 0 ? first.min : least, first.max ?? high, shown, most, base), log: true, title: custom.axisLabel };
   }
   if (!Number.isFinite(low)) [low, high] = [0, 1];
@@ -175,7 +179,7 @@ export class TimeSeries {
     this.view = view;
     const { panel, frames, range, stepMs, marks, exemplars } = view;
     let series = numbers(frames).map(({ frame, field, times }, index) => ({
-      frame, field, times, values: field.values, name: displayName(field, frame, { single: true }), custom: field.config.custom ?? {}, colour: seriesColour(field, index, theme()), index,
+      frame, field, times: middleOf(field.config.custom ?? {}) ? times.map((at) => at + middleOf(field.config.custom) * stepMs) : times, values: field.values, name: displayName(field, frame, { single: true }), custom: field.config.custom ?? {}, colour: seriesColour(field, index, theme()), index,
     })).filter(({ custom }) => !(custom.hideFrom?.viz));
     const same = new Map();
     for (const each of series) { const n = (same.get(each.name) ?? 0) + 1; same.set(each.name, n); each.id = n > 1 ? `${each.name} ${n}` : each.name; }
@@ -189,13 +193,15 @@ export class TimeSeries {
     const height = this.chart.box.clientHeight - 36;
     const [left, right] = ["y", "y2"].map((axis) => series.filter((each) => each.axis === axis));
     const y = axisOf(left, height, exemplars.map(({ value }) => value));
+    const flat = series.length > 0 && series.every(({ values }) => values.every((value) => value === null || value === 0));
     const y2 = right.length ? axisOf(right, height) : undefined;
     const shapes = [...(left[0] ? thresholdShapes(left[0].field.config, y, "y") : []), ...(right[0] ? thresholdShapes(right[0].field.config, y2, "y2") : [])];
     const stacked = series.some((each) => each.custom.drawStyle === "bars" && (each.custom.stacking?.mode ?? "none") !== "none");
     this.chart.draw({
       traces, x: range, y, y2, shapes, marks, step: stepMs, layout: { barmode: stacked ? "stack" : "overlay", bargap: 0 },
       exemplars: exemplars.map((each) => ({ ...each, label: `${format(each.value, left[0]?.field.config.unit)} ${each.about}` })).filter(({ value }) => !y.log || value > 0),
-      label: `${panel.title}: ${all.length} series over time. Arrow keys move the cursor.`,
+      words: flat ? "0 all along" : "",
+      label: `${panel.title}: ${all.length} series over time${flat ? ", 0 all along" : ""}. Arrow keys move the cursor.`,
       tooltip: (x) => this.#tell(x, series, stepMs),
     });
     return { series: all.length, points: all.reduce((sum, { values }) => sum + values.filter((value) => value !== null).length, 0) };
@@ -205,8 +211,11 @@ export class TimeSeries {
     const rows = series.map((each) => ({ each, value: valueAt(each.times, each.values, x, stepMs) })).filter(({ value }) => value !== null && value !== undefined);
     if (!rows.length) return null;
     if ((this.view.panel.options?.tooltip?.sort ?? "none") !== "none") rows.sort((one, two) => (this.view.panel.options.tooltip.sort === "desc" ? two.value - one.value : one.value - two.value));
+    const bar = rows[0].each.custom.drawStyle === "bars";
+    const nearest = bar ? rows[0].each.times.reduce((best, at) => (Math.abs(at - x) < Math.abs(best - x) ? at : best)) : Math.round(x / stepMs) * stepMs;
     return {
-      time: Math.round(x / stepMs) * stepMs,
+      time: bar ? nearest - stepMs / 2 : nearest,
+      until: bar ? nearest + stepMs / 2 : undefined,
       rows: rows.slice(0, 20).map(({ each, value }) => h("div", { class: "tip-row" }, h("i", { class: "swatch", style: { background: each.colour } }), h("span", {}, each.name), h("b", {}, display(value, each.field.config, theme()).text)))
         .concat(rows.length > 20 ? [h("div", { class: "tip-row" }, `and ${rows.length - 20} more`)] : []),
     };

@@ -26,6 +26,7 @@ import { TimeSeries } from "./panel-timeseries.js";
 import { isOutdated } from "./requests.js";
 import { theme } from "./theme.js";
 import { transform } from "./transforms.js";
+import { violationsAddress } from "./violations.js";
 
 const TYPES = { timeseries: TimeSeries, stat: Stat, table: Table, "state-timeline": StateTimeline, heatmap: Heatmap, text: Text };
 
@@ -58,7 +59,8 @@ export class Panel {
       h("header", { class: "panel-head" }, this.heading, this.spin, info, h("span", { class: "panel-links" }), h("button", { type: "button", class: "icon menu", "aria-label": `Data and queries of ${json.title}`, title: "Data and queries", onclick: () => inspect(this) }, "⋯")),
       this.body, this.note, about);
     const Type = TYPES[json.type];
-    if (Type) this.drawing = new Type(this.body, board.room);
+    if (json.repeat) this.#say("error", `this panel repeats for each value of $${json.repeat}, which this page cannot do`, "Grafana draws it; here it would show the values as one.");
+    else if (Type) this.drawing = new Type(this.body, board.room);
     else this.#say("error", `the panel type "${json.type}" is not known to this page`);
   }
 
@@ -163,13 +165,13 @@ export class Panel {
     const nothing = ["timeseries", "state-timeline", "heatmap"].includes(json.type) && !numbers(last.frames).some(({ field }) => field.values.some(counts));
     if (rows && nothing) {
       this.body.hidden = true;
-      this.#say("empty", "No data", "Nothing was measured in this time range.");
+      this.#say("empty", "No data", this.#why("Nothing was measured in this time range."));
       Object.assign(this.element.dataset, { series: "0", points: "0" });
       return;
     }
     if (!rows && json.type !== "text" && json.type !== "table" && !(json.type === "stat" && empty.noValue !== undefined)) {
       this.body.hidden = true;
-      this.#say("empty", "No data", "Nothing matched in this time range. The queries are under ⋯.");
+      this.#say("empty", "No data", this.#why("Nothing matched in this time range. The queries are under ⋯."));
       Object.assign(this.element.dataset, { series: "0", points: "0" });
       return;
     }
@@ -184,9 +186,16 @@ export class Panel {
     }
   }
 
+  /** Why a panel may rightly be empty, in its description's own words. */
+  #why(otherwise) {
+    const said = /\bEmpty: ([^.]+)\./.exec(this.json.description ?? "")?.[1];
+    return said ? `${said[0].toUpperCase()}${said.slice(1)}.` : otherwise;
+  }
+
   #links() {
     const holder = this.element.querySelector(".panel-links");
-    holder.replaceChildren(...(this.json.links ?? []).map(({ title, url }) => h("a", { href: fillAddress(url, this.board.context()) }, interpolateText(title, this.board.variables))));
+    const audited = this.json.type !== "stat" && (this.json.targets ?? []).some(({ expr }) => /quiesce_invariant_/.test(expr ?? ""));
+    holder.replaceChildren(audited ? h("a", { href: violationsAddress() }, "Records with evidence") : "", ...(this.json.links ?? []).map(({ title, url }) => h("a", { href: fillAddress(url, this.board.context()), ...(this.json.type === "stat" ? { title: interpolateText(title, this.board.variables), "aria-label": interpolateText(title, this.board.variables) } : {}) }, this.json.type === "stat" ? "↗" : interpolateText(title, this.board.variables))));
   }
 
   #fail(error) {

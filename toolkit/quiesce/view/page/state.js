@@ -1,5 +1,6 @@
 /**
- * What the page shows, as its address: `#/d/<uid>?from=now-15m&to=now&var-run=x&refresh=5s&theme=dark`, `#/trace/<id>`. Pure.
+ * What the page shows, as its address: `#/d/<uid>?from=now-15m&to=now&var-run=x&refresh=5s&theme=dark`, `#/trace/<id>`,
+ * `#/violations/<record>`. Pure.
  *
  * Rule: the address says everything, so a link, a reload and the back button all show the same.
  */
@@ -13,7 +14,7 @@ export function parse(hash) {
   const given = new URLSearchParams(query);
   const variables = {};
   for (const name of new Set(given.keys())) if (name.startsWith("var-")) variables[name.slice(4)] = given.getAll(name);
-  const page = parts[0] === "trace" ? "trace" : "d";
+  const page = ["trace", "violations"].includes(parts[0]) ? parts[0] : "d";
   const from = given.get("from") ?? undefined;
   const to = given.get("to") ?? undefined;
   return {

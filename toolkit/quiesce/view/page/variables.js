@@ -3,6 +3,7 @@
  */
 
 import { interpolate, used } from "./interpolate.js";
+import { ofRange } from "./intervals.js";
 
 /** What stands in an address for every value. */
 export const ALL = "$__all";
@@ -62,7 +63,7 @@ async function find(definition, values, { server, range, signal }) {
   if (type === "custom" || type === "interval") return textOf(query).split(",").map((value) => value.trim()).filter(Boolean);
   if (type === "constant" || type === "textbox") return [textOf(query)];
   if (type !== "query") return [];
-  const text = interpolate(textOf(query), values);
+  const text = interpolate(textOf(query), { ...values, ...ofRange(range) });
   const time = { start: String(range.from / 1000), end: String(range.to / 1000) };
   const labels = labelValues(text);
   if (labels) return server.prometheus(`label/${labels.label}/values`, labels.match ? { "match[]": labels.match, ...time } : time, { signal });
