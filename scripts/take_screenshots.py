@@ -235,6 +235,8 @@ def take(camera: Camera, here: Path) -> None:
         subprocess.run(drill, cwd=here, stdout=log, stderr=log, timeout=PATIENCE_SECONDS, check=True)
     firing = f'ALERTS{{alertname="{ALERT}",alertstate="firing"}}'
     until(lambda: query(camera.base, firing), f"{ALERT} to fire")
+    pending = 'ALERTS{alertstate="pending"}'  # of a scrape that a busy machine was late for
+    until(lambda: not query(camera.base, pending), "no other alert to be on its way")
     with camera.open(f"#/d/quiesce-ownership?{RANGE}", theme="light", height=760) as page:
         page.locator("button.badge").click()
         page.locator(f".alert[data-name={ALERT}]").first.wait_for()
