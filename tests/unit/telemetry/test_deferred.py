@@ -11,6 +11,9 @@ from quiesce.telemetry.collector import QuiesceCollector
 from quiesce.telemetry.deferred import DEFERRED_HOOKS, MOST_WAITING, DeferredMetrics
 from quiesce.telemetry.histogram import HistogramFamily
 from quiesce.telemetry.metrics import MetricsObserver
+from quiesce.telemetry.slots import SlotRecorder
+from quiesce.telemetry.spans import SpanObserver
+from quiesce.telemetry.tracing import Identifiers, Identities
 
 
 def watched() -> tuple[Hub, DeferredMetrics]:
@@ -142,6 +145,65 @@ def test_many_calls_at_once_count_as_each_for_itself_does(hook: str, wrong: bool
     assert numbers_of(metrics) == numbers_of(plain)
     assert metrics.seen == plain.seen
     assert hub.errors == ({hook: 1} if wrong else {})
+
+
+def shared() -> tuple[Hub, DeferredMetrics, SpanObserver]:
+    """Return a hub, what notes its hooks for spans, and what counts them from those notes."""
+    hub = Hub()
+    metrics = DeferredMetrics(hub.raised)
+    spans = SpanObserver(SlotRecorder(), Identities(Identifiers()))
+    metrics.share(spans)
+    hub.subscribe(spans)
+    hub.subscribe(metrics)
+    return hub, metrics, spans
+
+
+def test_what_is_noted_for_spans_is_not_noted_again() -> None:
+    """A hook that both need is called once, and counted once, whoever looks first; the story misses nothing."""
+    hub, metrics, spans = shared()
+    assert len(hub.owner_moved) == len(hub.rollout_ended) == 1
+    assert len(hub.window_opened) == 2  # that one is counted at once
+
+    for _ in range(3):
+        hub.fire("owner_moved", "g", "read", "ledger", "")
+    metrics.catch_up()
+    hub.fire("owner_moved", "g", "read", "ledger", "")
+    hub.fire("rollout_started", "g", 0)
+
+    assert moved(metrics) == 3
+    assert spans.waiting == 5
+    assert [note[0] for note in spans.take(100)] == ["owner_moved"] * 4 + ["rollout_started"]
+    assert moved(metrics) == 4
+    metrics.catch_up()
+    assert moved(metrics) == 4
+
+
+def test_what_finds_no_room_among_the_notes_is_counted_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A converter that hangs costs spans, and no number."""
+    monkeypatch.setattr("quiesce.telemetry.spans.NOTES", 4)
+    hub, metrics, spans = shared()
+
+    for number in range(10):
+        hub.fire("owner_moved", "g", "read", "ledger", "")
+        if number == 2:
+            metrics.catch_up()
+    metrics.catch_up()
+
+    assert moved(metrics) == 10
+    assert (spans.waiting, spans.dropped) == (4, 6)
+
+
+def test_a_note_that_cannot_be_counted_is_an_error_of_its_hook() -> None:
+    """It is told all the same: a span may say what a closed set of labels cannot."""
+    hub, metrics, spans = shared()
+
+    hub.fire("owner_moved", "g", "nowhere", "elsewhere", "")
+    hub.fire("owner_moved", "g", "read", "ledger", "")
+    metrics.catch_up()
+
+    assert hub.errors == {"owner_moved": 1}
+    assert moved(metrics) == 1
+    assert len(spans.take(10)) == 2
 
 
 def test_whoever_is_interrupted_while_counting_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,13 +230,13 @@ def test_the_period_of_samples_grows_with_the_run(monkeypatch: pytest.MonkeyPatc
     pipeline = Pipeline({})
     began = pipeline._began  # noqa: SLF001 - the clock is moved by hand
     periods = []
-    for seconds in (0, 60, 120, 160, 400, 600, 86_400):
+    for seconds in (0, 60, 120, 200, 400, 600, 86_400):
         monkeypatch.setattr("quiesce.telemetry.pipeline.time.monotonic", lambda now=began + seconds: now)
         periods.append(round(pipeline.sample_period(), 6))
     monkeypatch.undo()
     pipeline.close()
 
-    assert periods == [4.0, 4.0, 4.0, 4.0, 10.0, 15.0, 15.0]
+    assert periods == [5.0, 5.0, 5.0, 5.0, 10.0, 15.0, 15.0]
 
 
 def test_slots_and_other_spans_reach_a_sink_as_one_batch() -> None:

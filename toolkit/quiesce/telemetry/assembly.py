@@ -123,6 +123,8 @@ class RunTelemetry:
         self._withheld = tuple(withheld)
         self._before_provider = 0
         self.spans = SpanObserver(self.recorder, Identities(identifiers), clock=clock)
+        if self._makes_spans:
+            self.observer.share(self.spans)
         # What a sink hears itself, it need not wait for: an alert goes out at once.
         self._hearing = [
             sink
@@ -160,6 +162,8 @@ class RunTelemetry:
             thread: Whether to start the converter's thread; without it, call its ``convert()``.
         """
         self.observer.slot_cost_ns = slot_cost_ns(SlotRecorder(recording=self._makes_spans))
+        if self._makes_spans:  # first, because what both are told is counted from what this one notes
+            self._hub.subscribe(self.spans, timed=True)
         self._hub.subscribe(self.observer, timed=True)
         for sink in self._hearing:
             self._hub.subscribe(sink, timed=True)

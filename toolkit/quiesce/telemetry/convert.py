@@ -56,14 +56,14 @@ SLOW_SECONDS: Final = 0.01
 
 _BATCH: Final = 512
 _LARGEST_BATCH: Final = 2_048
-_NOTES: Final = 512
+_NOTES: Final = 1_024
 _KEPT: Final = 256
 _BREATH_SECONDS: Final = 0.001
 _WORTH_WAKING: Final = 1_024
 """Slots that a rest is meant for: waking up costs as much as some hundred of them."""
-_REST_SECONDS: Final = (0.05, 0.25)
-"""The least and the most. The ring holds what comes in the most at 130,000 slots a second."""
-_LONGEST_REST_SECONDS: Final = 0.5
+_REST_SECONDS: Final = (0.05, 0.5)
+"""The least and the most. The ring holds what comes in the most at 65,000 slots a second."""
+_LONGEST_REST_SECONDS: Final = 1.0
 _CUT_OFF_SLOTS: Final = 1_024
 _RESYNC_NS: Final = 10_000_000_000
 _EXEMPLAR_SPACING_NS: Final = 100_000_000
@@ -278,7 +278,7 @@ class Converter:
         pause = max(shortest, min(longest, _WORTH_WAKING / rate)) if rate else longest
         until = now + _LONGEST_REST_SECONDS
         while not self._bell.acquire(timeout=pause) and time.monotonic() < until:
-            if self._recorder.waiting >= _BATCH or self._observer.waiting >= _BATCH:
+            if self._recorder.waiting >= _BATCH or self._observer.waiting >= _NOTES:
                 break
 
     def _ring(self) -> None:

@@ -2,7 +2,8 @@
 
 Rule: a hook here appends its arguments to a queue of its own; they are counted later, many at once, by whoever wants the
 numbers first: the converter's thread now and then, a scrape before it reads them, or the hook itself once so many wait, so
-what waits is bounded where there is neither. A hook that runs once in a hundred milliseconds finds nothing of itself
+what waits is bounded where there is neither. Hooks that spans are made of are noted for that anyhow, and counted from those
+notes. A hook that runs once in a hundred milliseconds finds nothing of itself
 in the processor's caches, and counting then takes ten times as long as it does in a row of hundreds. Hooks that look at a
 clock, and those about single cuts, are counted at once, after what was reported before them. Nothing here suspends.
 """
@@ -12,13 +13,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 from quiesce.observers import HOOK_ERRORS
 from quiesce.telemetry.metrics import MetricsObserver
 from quiesce.telemetry.slots import SlotBook
+from quiesce.telemetry.spans import NOTED_HOOKS, RawNote, SpanObserver
 
 __all__ = ["DEFERRED_HOOKS", "MOST_WAITING", "DeferredMetrics"]
 
@@ -85,13 +87,35 @@ class DeferredMetrics(MetricsObserver):
             for hook, many in DEFERRED_HOOKS.items()
         ]
         self._counting = threading.Lock()
+        self._gather: Callable[[], None] | None = None
         for queue in self._queues:
             setattr(self, queue.hook, self._later(queue.calls))
         for hook in _AFTER_OTHERS:
             setattr(self, hook, partial(self._after_others, getattr(self, hook)))
 
+    def share(self, notes: SpanObserver) -> None:
+        """Leave the hooks that another observer notes to it, and count them from its notes.
+
+        Args:
+            notes: The observer; it has to be subscribed with this one, or before.
+        """
+        shared = {queue.hook: queue for queue in self._queues if queue.hook in NOTED_HOOKS}
+        for hook in shared:
+            setattr(self, hook, None)  # a hub passes it over
+
+        def count(noted: Sequence[RawNote]) -> None:
+            for hook, queue in shared.items():
+                calls = [args for name, args, *_ in noted if name == hook]
+                if calls:
+                    self._count_calls(queue, calls)
+
+        notes.count = count
+        self._gather = notes.gather
+
     def catch_up(self) -> None:
         """Count what waits; may be called from any thread."""
+        if self._gather is not None:
+            self._gather()
         # With a limit, because a signal may have interrupted, for good, whoever is counting.
         if self._counting.acquire(timeout=_PATIENCE_SECONDS):
             self._count()

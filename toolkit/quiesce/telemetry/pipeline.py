@@ -47,7 +47,7 @@ QUEUE_SPANS: Final = 1 << 16
 QUEUE_EVENTS: Final = 1 << 13
 """Log events that may wait for one sink."""
 
-SAMPLE_SECONDS: Final = (4.0, 15.0)
+SAMPLE_SECONDS: Final = (5.0, 15.0)
 """Period of metric samples: at first, and in the end, which is what Prometheus scrapes by default, rounded."""
 
 SAMPLES_OF_A_RUN: Final = 40

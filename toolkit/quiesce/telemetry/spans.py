@@ -2,13 +2,17 @@
 
 Rule: a hook here reads a clock, makes one tuple and appends it; what it means is worked out elsewhere, off the
 loop, by :class:`~quiesce.telemetry.story.Story`. A note that finds no room is counted. Nothing here suspends.
+
+What is noted here need not be noted again by what counts the same hooks: :attr:`SpanObserver.count` is given each note
+once, when notes are gathered, and those that find no room at once.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from quiesce.telemetry.tracing import RESTORE
@@ -52,6 +56,8 @@ NOTED_HOOKS: Final = (
 """What a span, or an event of one, is made of."""
 
 
+_PATIENCE_SECONDS: Final = 0.2
+
 _BEGINNINGS: Final = frozenset({"window_requested", "phase_started"})
 """Hooks that may be the first about a cut, which is their first argument."""
 
@@ -94,6 +100,7 @@ class SpanObserver:
         noted: How many notes there were.
         dropped: How many found no room.
         wake: Called when a cut begins, so that its spans, and a provider's identifiers, are there soon.
+        count: Given every note once, in order but for those that find no room; must not raise.
     """
 
     def __init__(
@@ -108,6 +115,9 @@ class SpanObserver:
         self.wake: Callable[[], object] | None = None
         self._clock = clock
         self._notes: deque[RawNote] = deque()
+        self._gathered: deque[RawNote] = deque()
+        self._gathering = threading.Lock()
+        self.count: Callable[[Sequence[RawNote]], None] | None = None
         self.current: Callable[[], object] | None = None
         self.noted = 0
         self.dropped = 0
@@ -117,13 +127,15 @@ class SpanObserver:
 
     def _noting(self, hook: str) -> Callable[..., None]:
         """Return the method of a hook, with everything at hand that it needs: it is called in the run's steps."""
-        notes, clock, recorder = self._notes, self._clock, self._recorder
+        notes, gathered, clock, recorder = self._notes, self._gathered, self._clock, self._recorder
         add = notes.append
 
         def note(*args: object) -> None:
             self.noted += 1
-            if len(notes) >= NOTES:
+            if len(notes) + len(gathered) >= NOTES:
                 self.dropped += 1
+                if self.count is not None:
+                    self.count(((hook, args, 0, 0, None),))
                 return
             current = self.current
             add((hook, args, clock(), recorder.position, None if current is None else current()))
@@ -156,9 +168,24 @@ class SpanObserver:
     @property
     def waiting(self) -> int:
         """Notes that nobody has taken yet."""
-        return len(self._notes)
+        return len(self._notes) + len(self._gathered)
+
+    def gather(self) -> None:
+        """Have the notes counted that were not yet; from any thread."""
+        # With a limit, because a signal may have interrupted, for good, whoever is gathering.
+        if not self._gathering.acquire(timeout=_PATIENCE_SECONDS):
+            return
+        try:
+            next_note = self._notes.popleft
+            notes = [next_note() for _ in range(len(self._notes))]
+            self._gathered.extend(notes)
+            if notes and self.count is not None:
+                self.count(notes)
+        finally:
+            self._gathering.release()
 
     def take(self, limit: int) -> list[RawNote]:
         """Take the oldest notes, so many at most; for one thread at a time."""
-        next_note = self._notes.popleft
-        return [next_note() for _ in range(min(limit, len(self._notes)))]
+        self.gather()
+        next_note = self._gathered.popleft
+        return [next_note() for _ in range(min(limit, len(self._gathered)))]

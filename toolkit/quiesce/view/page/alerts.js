@@ -21,6 +21,9 @@ export function readAlertSeries(data) {
   })).sort((one, two) => (RANK[one.severity] ?? 3) - (RANK[two.severity] ?? 3) || one.name.localeCompare(two.name));
 }
 
+/** Whether an open record of a violation is behind an alert: several invariants may have one alert. */
+const isOf = (record, { name, labels }) => record.open && record.alert === name && [undefined, record.invariant].includes(labels.invariant);
+
 /** The badge's element, and `show(alerts | null, now, {records, recorded})` that fills it; the records stand beside their alerts. */
 export function alertBadge() {
   const panel = h("div", { class: "alerts", id: "alerts-panel", popover: "auto", role: "region", "aria-label": "Alerts" });
@@ -46,7 +49,7 @@ export function alertBadge() {
     before = key;
     panel.replaceChildren(h("h2", {}, `${firing.length ? `${firing.length} firing` : "No alert is firing"} ${when}`, pending ? h("span", { class: "quiet" }, `, ${pending} pending`) : ""),
       ...alerts.map((each) => h("article", { class: "alert", data: { severity: each.state === "firing" ? each.severity : "pending", name: each.name } },
-        h("h3", {}, each.name, h("span", { class: "quiet" }, ` ${each.severity}, ${each.state}${each.since ? ` for ${parts(Math.max(1, (now - each.since) / 1000))}` : ""}`)), h("p", {}, each.summary), h("p", { class: "quiet" }, each.description), ...records.filter((record) => record.open && record.alert === each.name).slice(0, 5).map((record) => line(record, now)), each.runbook ? link(each.runbook, { class: "runbook" }, `Runbook: ${each.name}`) : null)),
+        h("h3", {}, each.name, h("span", { class: "quiet" }, ` ${each.severity}, ${each.state}${each.since ? ` for ${parts(Math.max(1, (now - each.since) / 1000))}` : ""}`)), h("p", {}, each.summary), h("p", { class: "quiet" }, each.description), ...records.filter((record) => isOf(record, each)).slice(0, 5).map((record) => line(record, now)), each.runbook ? link(each.runbook, { class: "runbook" }, `Runbook: ${each.name}`) : null)),
       records.length ? h("p", {}, h("a", { href: violationsAddress(), onclick: () => panel.hidePopover() }, `Records of violations: ${records.filter(({ open }) => open).length} open, ${records.filter(({ open }) => !open).length} closed`)) : "");
   };
   return { element: h("div", { class: "badge-holder" }, button, panel), show };
