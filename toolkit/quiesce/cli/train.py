@@ -261,7 +261,9 @@ def _train(config: RunConfig, folder: RunFolder, *, resume: bool, accept_suspect
             except Exception as error:
                 _advise(error, folder, began=files.began)
                 raise
-        return _tell(summary, folder, console, display.summary(summary))
+        # What is recorded is written by a thread, and the last of it, or all, when telemetry is closed.
+        recorded = metrics is not None and "recorder" in metrics.telemetry.pipeline.lanes()
+        return _tell(summary, folder, console, display.summary(summary), recorded=recorded)
 
 
 class _ConsoleLog(logging.Handler):
@@ -400,7 +402,14 @@ async def _main(
     )
 
 
-def _tell(summary: RunSummary, folder: RunFolder, console: Console, table: Any) -> int:  # noqa: ANN401 - something that rich draws
+def _tell(
+    summary: RunSummary,
+    folder: RunFolder,
+    console: Console,
+    table: Any,  # noqa: ANN401 - something that rich draws
+    *,
+    recorded: bool,
+) -> int:
     from quiesce.telemetry.recording import FOLDER as RECORDED
 
     console.print(f"run {summary.outcome} at step {summary.step}", style="bold", highlight=False)
@@ -408,7 +417,7 @@ def _tell(summary: RunSummary, folder: RunFolder, console: Console, table: Any) 
     path = folder.path
     _say(console, f"checkpoints  {folder.checkpoints}")
     _say(console, f"files        {path}/{{{CONFIG_FILE},log.jsonl,{_JOURNAL},{METRICS_SNAPSHOT}}}")
-    if (path / RECORDED).is_dir():
+    if recorded or (path / RECORDED).is_dir():
         _say(console, f"recording    {path / RECORDED}")
         _say(console, f"report       quiesce report {shlex.quote(str(path))}")
         _say(console, f"dashboards   quiesce view {shlex.quote(str(path))}")
