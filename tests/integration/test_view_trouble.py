@@ -146,8 +146,8 @@ def test_a_drill_is_a_firing_alert_in_red_whose_runbook_opens(broken: list[str],
     expect(listed).to_have_count(len(broken))
     texts = listed.all_text_contents()
     assert all(any(name in text for text in texts) for name in broken), texts
-    for number in range(len(broken)):  # two alerts of one name, each with the record of its own invariant
-        expect(listed.nth(number).locator(".alert-record")).to_have_count(1)
+    for place in range(len(broken)):  # two alerts of one name, each with the record of its own invariant
+        expect(listed.nth(place).locator(".alert-record")).to_have_count(1)
     expect(listed.first.get_by_role("link", name=f"Runbook: {ALERT}")).to_have_attribute(
         "href", f"/runbooks/{ALERT}"
     )
