@@ -14,6 +14,35 @@ TRIED = "tried"
 """The property with which a test that tries many things says how many; the summary shows it."""
 
 
+MADE_ONCE = frozenset(
+    {
+        "test_bad_input",
+        "test_bench",
+        "test_bench_auditor",
+        "test_bench_telemetry",
+        "test_cli_train",
+        "test_expressions",
+        "test_reply",
+        "test_spans_of_a_run",
+        "test_tampering",
+        "test_telemetry_faults",
+        "test_telemetry_foreign",
+        "test_telemetry_run",
+        "test_torn_writes",
+        "test_wheel",
+    }
+)
+"""Modules whose tests share what takes seconds to make: one process runs all of each, so that it is made once."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a module together where they share what is costly."""
+    for item in items:
+        if item.path.stem in MADE_ONCE:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
