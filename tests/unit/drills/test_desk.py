@@ -131,7 +131,7 @@ async def test_a_drill_that_the_end_of_the_run_cuts_short_is_answered(tmp_path: 
         request = ask(tmp_path, "group-is-restored-twice", patience=60.0)
         sources = run.controller.drill_target().sources
         own = sources.sampler_state
-        armed = ask(tmp_path, "part-of-another-cut", patience=6000.0)
+        armed = ask(tmp_path, "part-of-another-cut", patience=1e9)  # virtual time runs ahead of threads
         await answered(tmp_path, request)
         await until(lambda: sources.sampler_state is not own)
 
