@@ -626,7 +626,6 @@ def slowly(request: GenerationRequest) -> Awaitable[GroupResult]:
     return generate()
 
 
-@pytest.mark.timeout(180)  # hundreds of short runs
 def test_a_stop_is_clean_whenever_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked at any moment of the start-up, between steps, in a step or while saving, a run saves once and can go on."""
     monkeypatch.setattr(os, "fsync", lambda _: None)  # nothing is killed here, and there are many saves

@@ -364,9 +364,7 @@ def test_children_of_a_watched_program_neither_serve_nor_export_nor_double(tmp_p
     assert (ended.code, ended.errors) == (0, "")
     assert told["batches"] == 1_000
     assert told["served"] == {"spawned": False, "forked": False}
-    assert told["ended"]["forked"] < 1.0 + 0.5  # of processor time, three quarters of which is torch's end
-    for child in ("loader", "spawned"):
-        assert told["ended"][child] < 1.0 + 4.0  # by the clock, on a machine that has other things to do
+    assert max(told["ended"].values()) < 1.0 + 1.0  # one, and what a busy machine takes
     instances = {
         known.value.string_value
         for signal_, request in received.requests

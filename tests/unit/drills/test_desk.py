@@ -124,7 +124,6 @@ async def test_a_request_of_an_earlier_incarnation_is_refused(tmp_path: Path) ->
     assert read_violations(tmp_path) == []
 
 
-@pytest.mark.soak  # on a busy machine the run may end before the second drill is armed, and then this waits for ever
 @in_virtual_time
 async def test_a_drill_that_the_end_of_the_run_cuts_short_is_answered(tmp_path: Path) -> None:
     """Whoever waits for it is told; nothing stays open."""
@@ -132,7 +131,7 @@ async def test_a_drill_that_the_end_of_the_run_cuts_short_is_answered(tmp_path: 
         request = ask(tmp_path, "group-is-restored-twice", patience=60.0)
         sources = run.controller.drill_target().sources
         own = sources.sampler_state
-        armed = ask(tmp_path, "part-of-another-cut", patience=1e9)  # virtual time runs ahead of threads
+        armed = ask(tmp_path, "part-of-another-cut", patience=6000.0)
         await answered(tmp_path, request)
         await until(lambda: sources.sampler_state is not own)
 

@@ -50,13 +50,13 @@ def test_a_request_is_found_once_and_answered(tmp_path: Path) -> None:
     """It is open until there is an answer; the answer comes back as it was given."""
     run = a_run(tmp_path, pid=os.getpid())
     request = ask(run, "early-cursor", patience=5.0)
-    assert list(open_requests(run / FOLDER)) == [request]
+    assert open_requests(run / FOLDER) == [request]
     assert read_answer(run / FOLDER, request.id) is None
     assert not is_busy(run / FOLDER)
 
     write_answer(run / FOLDER, Answer(request.id, "looking"))
 
-    assert list(open_requests(run / FOLDER)) == []
+    assert open_requests(run / FOLDER) == []
     assert read_answer(run / FOLDER, request.id) == Answer(request.id, "looking")
     assert is_busy(run / FOLDER)
 
@@ -75,7 +75,7 @@ def test_a_request_that_is_withdrawn_is_gone(tmp_path: Path) -> None:
 
     withdraw(run, request.id)
 
-    assert list(open_requests(run / FOLDER)) == []
+    assert open_requests(run / FOLDER) == []
 
 
 def test_the_oldest_request_comes_first(tmp_path: Path) -> None:
@@ -83,6 +83,16 @@ def test_the_oldest_request_comes_first(tmp_path: Path) -> None:
     run = a_run(tmp_path, pid=os.getpid())
     write_json(run / FOLDER / f"d{2:013d}-00000000.json", {"drill": "b", "patience": 1, "asked_unix": 2})
     write_json(run / FOLDER / f"d{1:013d}-ffffffff.json", {"drill": "a", "patience": 1, "asked_unix": 1})
+
+    assert [request.drill for request in open_requests(run / FOLDER)] == ["a", "b"]
+
+
+def test_two_requests_of_one_millisecond_come_in_the_order_of_asking(tmp_path: Path) -> None:
+    """Their ids differ in a random part alone, which says nothing of it."""
+    run = a_run(tmp_path, pid=os.getpid())
+    for tail, drill, asked in (("ffffffff", "a", 1.0001), ("00000000", "b", 1.0002)):
+        path = run / FOLDER / f"d{1000:013d}-{tail}.json"
+        write_json(path, {"drill": drill, "patience": 1, "asked_unix": asked})
 
     assert [request.drill for request in open_requests(run / FOLDER)] == ["a", "b"]
 
@@ -98,7 +108,7 @@ def test_what_is_no_request_is_passed_over(tmp_path: Path, content: str) -> None
     (run / FOLDER / f"d{1:013d}-00000000.json").write_text(content)
     (run / FOLDER / "d-of-somebody.json").write_text("{}")
 
-    assert list(open_requests(run / FOLDER)) == []
+    assert open_requests(run / FOLDER) == []
 
 
 def test_an_answer_that_is_torn_is_none(tmp_path: Path) -> None:

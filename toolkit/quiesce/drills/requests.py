@@ -126,9 +126,14 @@ def read_answer(folder: Path, request: str) -> Answer | None:
         return None
 
 
-def open_requests(folder: Path) -> Iterator[Request]:
+def open_requests(folder: Path) -> list[Request]:
     """Return the requests that were not answered, the oldest first; what is no request is passed over."""
-    for path in sorted(folder.glob("d*.json")):
+    # Not by their ids: two of one millisecond differ in a random part only.
+    return sorted(_open_requests(folder), key=lambda request: (request.asked_unix, request.id))
+
+
+def _open_requests(folder: Path) -> Iterator[Request]:
+    for path in folder.glob("d*.json"):
         found = _REQUEST.fullmatch(path.name)
         if found is None or answer_file(folder, found[1]).exists():
             continue
