@@ -102,7 +102,7 @@ class CheckpointMetrics(Families):
         delayed_by: tuple[tuple[str, str, int, int], ...],
         opened_ns: int,
     ) -> None:
-        """End the drain, begin the exclusive phase, and note how much work the cut covers."""
+        """End the drain, begin the exclusive phase, and note how many steps the cut covers."""
         self._end("drain", window_id, drain_ns, "completed")
         self._begin("exclusive", window_id)
         self._add_blame(delayed_by)
@@ -113,7 +113,9 @@ class CheckpointMetrics(Families):
     def window_closed(
         self, window_id: str, drain_ns: int, exclusive_ns: int, outcome: str, closed_ns: int
     ) -> None:
-        """End the exclusive phase."""
+        """End the exclusive phase, and note how many groups the cut covers: none changed hands inside."""
+        if window_id in self._work_at_cut:
+            self._work_at_cut[window_id] = (self._work_at_cut[window_id][0], self._groups_done)
         self._end("exclusive", window_id, exclusive_ns, outcome)
         self._closed.add((drain_ns + exclusive_ns) / 1e9)
 

@@ -37,8 +37,8 @@ DEFERRED_HOOKS: Final = {
 """Hooks that only add up, and do so for each group, row or call; of each the method that counts many calls, if there is
 one, which counts all that it is given or raises."""
 
-_AFTER_OTHERS: Final = ("window_opened", "checkpoint_ended")
-"""Hooks that look at what those have added up."""
+_AFTER_OTHERS: Final = ("window_closed", "checkpoint_ended")
+"""Hooks that look at what those have added up; none of them is called inside a window, where counting would prolong it."""
 
 MOST_WAITING: Final = 1_024
 """Calls of one hook that may wait: a fifth of a millisecond's work."""

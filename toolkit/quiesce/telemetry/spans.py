@@ -99,7 +99,7 @@ class SpanObserver:
             loaded OpenTelemetry.
         noted: How many notes there were.
         dropped: How many found no room.
-        wake: Called when a cut begins, so that its spans, and a provider's identifiers, are there soon.
+        wake: Called when a cut begins whose identifiers are a provider's, so that they are known soon.
         count: Given every note once, in order but for those that find no room; must not raise.
     """
 
@@ -147,9 +147,11 @@ class SpanObserver:
         note = self._noting(hook)
 
         def begin(*args: object) -> None:
-            known = self.identities.draw(str(args[0]), None if self.current is None else self.current())
+            cut_id = str(args[0])
+            known = self.identities.draw(cut_id, None if self.current is None else self.current())
             note(*args)
-            if not known and self.wake is not None:
+            # A converter that works beside a window contends with it, so it is woken only where it has to be.
+            if not known and self.wake is not None and self.identities.of(cut_id) is None:
                 self.wake()
 
         return begin
