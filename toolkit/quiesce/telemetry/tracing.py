@@ -151,11 +151,7 @@ class Tracing(ABC):
         if opened is None:
             return
         handle.open = None
-        said: dict[str, AttributeValue] = {**attributes, OUTCOME: outcome} if outcome else {**attributes}
-        if error:
-            said[ERROR] = error
-        if cut_off:
-            said[CUT_OFF] = True
+        said = _said(NO_ATTRIBUTES, attributes, outcome, error, cut_off=cut_off)
         self.finish(handle, opened, _new(Ending, (end_ns, said, events, links, status_of(outcome), cut_off)))
 
     def emit(
@@ -216,6 +212,20 @@ class Ending(NamedTuple):
     links: Sequence[Link]
     status: str
     cut_off: bool
+
+
+def _said(
+    known: Attributes, more: Attributes, outcome: str, error: str, *, cut_off: bool
+) -> dict[str, AttributeValue]:
+    """Return the attributes of a span that ends: those that it was opened with, those that its end adds, and how it ended."""
+    said = {**known, **more}
+    if outcome:
+        said[OUTCOME] = outcome
+    if error:
+        said[ERROR] = error
+    if cut_off:
+        said[CUT_OFF] = True
+    return said
 
 
 def status_of(outcome: str) -> str:
@@ -421,13 +431,7 @@ class OwnTracing(Tracing):
         if opened is None:
             return
         handle.open = None
-        said = {**opened.attributes, **attributes}
-        if outcome:
-            said[OUTCOME] = outcome
-        if error:
-            said[ERROR] = error
-        if cut_off:
-            said[CUT_OFF] = True
+        said = _said(opened.attributes, attributes, outcome, error, cut_off=cut_off)
         self._finish(handle, opened, end_ns, said, events, links, status_of(outcome), cut_off)
 
     def emit(
