@@ -217,7 +217,7 @@ class Ending(NamedTuple):
 def _said(
     known: Attributes, more: Attributes, outcome: str, error: str, *, cut_off: bool
 ) -> dict[str, AttributeValue]:
-    """Return the attributes of a span that ends: those that it was opened with, those that its end adds, and how it ended."""
+    """Return the attributes of a span that ends: those it was opened with, those that its end adds, and how it ended."""
     said = {**known, **more}
     if outcome:
         said[OUTCOME] = outcome
