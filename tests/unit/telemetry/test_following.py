@@ -1,6 +1,7 @@
 """Spans of our own until the application installs a tracer provider, and spans of that one from then on."""
 
 import asyncio
+import atexit
 from typing import Any
 
 import pytest
@@ -29,6 +30,9 @@ class Application:
         """Install one."""
         self.installed = TracerProvider(shutdown_on_exit=False)
         self.installed.add_span_processor(SimpleSpanProcessor(self.exporter))
+
+    def shut_down(self) -> None:
+        """What a provider has called at exit."""
 
     def find(self) -> Any:  # noqa: ANN401 - any object of OpenTelemetry's API
         """Return it."""
@@ -121,6 +125,32 @@ class TestRun:
         assert totals["exported"] == 3
         assert totals["dropped"] == totals["failed"] == totals["sampled"] == 0
         run.close(10)
+
+    async def test_a_provider_that_came_a_moment_before_the_end_is_used(
+        self, application: Application, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its own handler at exit was registered after ours, so it is looked for before any of them is called."""
+        order: list[str] = []
+        monkeypatch.setattr(atexit, "register", lambda call: order.append(call.__name__))
+        hub = Hub(strict=True)
+        run = RunTelemetry(hub, sinks={"recorder": Kept()}, find_provider=application.find, budget=0)
+        run.start(thread=False)
+
+        def close_telemetry() -> None:
+            run.close(10)
+
+        run.end_with(close_telemetry)
+        application.install()
+        atexit.register(application.shut_down)
+        async with DataPlaneCheckpointBarrier(hub=hub).mutation("retry"):
+            pass
+
+        assembly.look_for_providers()
+        run.close(10)
+
+        # The last one is called first.
+        assert order == ["close_telemetry", "shut_down", "close_telemetry"]
+        assert application.named("quiesce.slot")
 
     async def test_exemplars_name_the_provider_s_spans_without_any_sink_left(
         self, application: Application

@@ -225,6 +225,53 @@ def test_samples_are_read_once_a_period_for_all_sinks() -> None:
     assert len(reads) >= 2  # the last state is told at the end
 
 
+def test_the_last_sample_knows_what_became_of_the_last_spans_everywhere() -> None:
+    """What records samples is sooner done than a collector that is away; its last sample waits for that one's."""
+    sampled = threading.Event()
+
+    class Recorder(Kept):
+        def samples(self, families: Sequence[Metric], unix_time: float) -> None:
+            super().samples(families, unix_time)
+            sampled.set()
+
+    class Away(Kept):
+        def spans(self, batch: Sequence[FinishedSpan]) -> None:
+            sampled.wait(0.2)  # whoever does not wait has sampled by then
+            raise ConnectionRefusedError("nobody is there")
+
+    def collect() -> Sequence[Metric]:
+        family = GaugeMetricFamily("quiesce_x", "help", labels=["sink", "fate"])
+        for labels, count in pipeline.sink_fates().items():
+            family.add_metric(labels, count)
+        return [family]
+
+    recorder = Recorder()
+    pipeline = Pipeline({"recorder": recorder, "away": Away()}, collect=collect, sample_seconds=60)
+    pipeline.put_spans(spans(5))
+    pipeline.close(10)
+
+    (family,) = recorder.families
+    told = {(sample.labels["sink"], sample.labels["fate"]): sample.value for sample in family.samples}
+    assert told == {("recorder", "exported"): 5, ("away", "failed"): 5}
+
+
+def test_the_last_sample_does_not_wait_for_a_sink_that_hangs(hangs: Hangs) -> None:
+    """It is taken while there is time to write it."""
+    kept = Kept()
+    pipeline = Pipeline(
+        {"hangs": hangs, "kept": kept},
+        collect=lambda: [GaugeMetricFamily("quiesce_x", "help", 1.0)],
+        sample_seconds=60,
+    )
+    pipeline.put_spans(spans(5))
+    assert hangs.entered.wait(10)
+
+    pipeline.close(1.0)
+
+    assert [family.name for family in kept.families] == ["quiesce_x"]
+    assert kept.closed
+
+
 def test_the_period_of_samples_grows_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of a minute has a curve, one of a day has no more samples than its scrapes would be."""
     pipeline = Pipeline({})

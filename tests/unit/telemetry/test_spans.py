@@ -1,23 +1,55 @@
 """What notes hooks for the converter: when it asks to be heard at once."""
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
 from quiesce.observers import Hub
+from quiesce.telemetry.assembly import RunTelemetry
 from quiesce.telemetry.slots import SlotRecorder
 from quiesce.telemetry.spans import SpanObserver
 from quiesce.telemetry.tracing import Identifiers, Identities
+from tests.unit.telemetry.telling import Kept
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_save_wakes_the_converter_only_for_the_identifiers_of_a_provider(own: bool) -> None:  # noqa: FBT001 - a parameter
-    """A converter that works beside a window would contend with it; where its identifiers are drawn, it can wait."""
-    woken: list[int] = []
+def test_each_cut_is_told_of_once(own: bool) -> None:  # noqa: FBT001 - a parameter
+    """With its identifiers, where they are ours."""
+    begun: list[tuple[str, bool]] = []
     hub = Hub(strict=True)
     spans = SpanObserver(SlotRecorder(), Identities(Identifiers() if own else None))
-    spans.wake = lambda: woken.append(1)
+    spans.begun = lambda cut_id: begun.append((cut_id, spans.identities.of(cut_id) is not None))
     hub.subscribe(spans)
 
     hub.fire("phase_started", "cut", "fence")
+    if not own:
+        spans.identities.know("cut", (1, 2))
+    hub.fire("window_requested", "cut", 0)
 
-    assert bool(woken) is not own
-    assert (spans.identities.of("cut") is not None) is own
+    assert begun == [("cut", own)]
+
+
+@pytest.mark.parametrize("whose", ["ours", "a provider's", "a late provider's"])
+def test_a_cut_is_converted_at_once_only_for_identifiers_of_a_provider(
+    monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """Lines of the log want to name them. A converter that works beside a window would contend with it."""
+    provider, rings = TracerProvider(shutdown_on_exit=False), []
+    found: list[object] = []
+    hub = Hub(strict=True)
+    run = RunTelemetry(
+        hub,
+        sinks={"recorder": Kept()},
+        provider=provider if whose == "a provider's" else None,
+        find_provider=lambda: found[0] if found else None,
+        budget=0,
+    )
+    run.start(thread=False)
+    monkeypatch.setattr(run.converter, "_ring", lambda: rings.append(1))
+    if whose == "a late provider's":
+        found.append(provider)
+
+    hub.fire("phase_started", "cut", "fence")
+
+    assert bool(rings) is (whose != "ours")
+    monkeypatch.undo()
+    run.close(10)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from quiesce.telemetry.sinks import Sink
     from quiesce.telemetry.story import Delay
 
-__all__ = ["RunTelemetry", "slot_cost_ns"]
+__all__ = ["RunTelemetry", "look_for_providers", "slot_cost_ns"]
 
 _CALLS: Final = 200
 _ROUNDS: Final = 5
@@ -142,7 +142,6 @@ class RunTelemetry:
             self.spans,
             tracing,
             self.pipeline if wanted or provider is None else None,
-            look=tracing.look if isinstance(tracing, FollowingTracing) else None,
             catch_up=self.observer.catch_up,
             open_slots=self._slots_now,
             draining=self._draining_now,
@@ -266,6 +265,11 @@ class RunTelemetry:
             self.end_with(self._at_exit)
         return self.pipeline.has_sinks
 
+    def look(self) -> None:
+        """Use the application's provider from now on, if it has one by now and its spans have not gone to it yet."""
+        if self._makes_spans and not self._closed:
+            self.converter.look()
+
     def close(self, deadline_seconds: float = CLOSE_SECONDS) -> None:
         """Stop listening, end what is open as cut off, and send what there is. Twice is once.
 
@@ -387,6 +391,24 @@ class _OnTerminate:
 
 
 _RUNNING: weakref.WeakSet[RunTelemetry] = weakref.WeakSet()
+
+
+def look_for_providers() -> None:
+    """Use, in all telemetry that runs, a provider that was installed a moment ago.
+
+    Called when the main thread has ended: at exit the provider would be shut down before it has our last spans.
+    """
+    for running in list(_RUNNING):
+        running.look()
+
+
+def _when_main_thread_ends(call: Callable[[], None]) -> None:
+    """Have something called before all of ``atexit``, as ``concurrent.futures`` does; where there is no way, never."""
+    with contextlib.suppress(RuntimeError):  # it has ended
+        getattr(threading, "_register_atexit", lambda _: None)(call)
+
+
+_when_main_thread_ends(look_for_providers)
 
 
 def _after_fork() -> None:

@@ -64,6 +64,8 @@ _WORTH_WAKING: Final = 1_024
 _REST_SECONDS: Final = (0.05, 0.5)
 """The least and the most. The ring holds what comes in the most at 65,000 slots a second."""
 _LONGEST_REST_SECONDS: Final = 1.0
+_PATIENCE_SECONDS: Final = 0.2
+"""For a converter that may be inside a provider of the application."""
 _CUT_OFF_SLOTS: Final = 1_024
 _RESYNC_NS: Final = 10_000_000_000
 _EXEMPLAR_SPACING_NS: Final = 100_000_000
@@ -111,7 +113,6 @@ class Converter:
         observer: Where other hooks are noted.
         tracing: Makes spans.
         pipeline: Takes finished spans; None where the tracing has a way out of its own.
-        look: Called now and then, between two batches: whether the tracing has changed.
         catch_up: Called before each batch: whatever else is to be done off the loop now and then.
         families: Histograms of the metrics observer by name, which get exemplars.
         open_slots: Returns the slots that are open, or wait, right now: kind, when each asked and opened (None:
@@ -130,7 +131,6 @@ class Converter:
         tracing: Tracing,
         pipeline: Pipeline | None,
         *,
-        look: Callable[[], None] | None = None,
         catch_up: Callable[[], None] | None = None,
         families: dict[str, HistogramFamily | NumberFamily] | None = None,
         open_slots: Callable[[], Iterable[OpenSlot]] | None = None,
@@ -144,7 +144,6 @@ class Converter:
         self._observer = observer
         self._tracing = tracing
         self._pipeline = pipeline
-        self._look = look
         self._catch_up = catch_up
         self._families = {} if families is None else families
         self._open_slots = open_slots
@@ -179,12 +178,12 @@ class Converter:
         self._said: dict[tuple[str, str], Mapping[str, AttributeValue]] = {}
         self._parents: dict[int, tuple[object, Parent | None]] = {}
         self._thread = threading.Thread(target=self._run, name="quiesce-spans", daemon=True)
+        observer.begun = self._cut_begun
         _CONVERTERS.add(self)
 
     def start(self) -> None:
         """Start the thread."""
         self._find_context()
-        self._observer.wake = self._ring
         self._thread.start()
 
     def close(self, deadline_seconds: float = 1.0) -> None:
@@ -228,6 +227,15 @@ class Converter:
     def forget(self) -> None:
         """In a forked child: be dead; the thread was not inherited."""
         self._closed = True
+
+    def look(self) -> None:
+        """Use the application's provider from now on, if it has one by now; from any thread."""
+        # Whoever holds it has looked already.
+        if self._one.acquire(timeout=_PATIENCE_SECONDS):
+            try:
+                self._tracing.look()
+            finally:
+                self._one.release()
 
     def link_of(self, name: str) -> Link | None:
         """Return the span of a cut, of a group, of the last step (``step 7``) or of the last ``restore``; from any thread.
@@ -280,6 +288,14 @@ class Converter:
         while not self._bell.acquire(timeout=pause) and time.monotonic() < until:
             if self._recorder.waiting >= _BATCH or self._observer.waiting >= _NOTES:
                 break
+
+    def _cut_begun(self, cut_id: str) -> None:
+        """Convert at once where a cut's identifiers are a provider's: lines in the log name them.
+
+        Where they are ours nothing is in a hurry, and what converts beside a window contends with it.
+        """
+        if self._observer.identities.of(cut_id) is None or self._tracing.unseen():
+            self._ring()
 
     def _ring(self) -> None:
         """End the rest, or leave the next one out. A bare lock, because an event's wait is a dozen calls in Python."""
@@ -537,8 +553,7 @@ class Converter:
 
     def _find_context(self) -> None:
         """Look for OpenTelemetry, which may be loaded late, for its provider, and for a clock that was set."""
-        if self._look is not None:
-            self._look()
+        self._tracing.look()
         if self._recorder.current is None:
             reader = context_reader()
             if reader is not None:

@@ -36,12 +36,17 @@ class FollowingTracing(Tracing):
         self._found = found
         self.foreign: ProviderTracing | None = None
 
-    def look(self) -> None:
-        """Use the application's provider, if there is one by now."""
-        if self.foreign is None:
-            provider = self._find()
-            if provider is not None:
-                self.foreign = ProviderTracing(provider, copies=self._found())
+    def look(self) -> bool:
+        """Use the application's provider, if there is one by now; return whether it is new."""
+        provider = self._find() if self.foreign is None else None
+        if provider is None:
+            return False
+        self.foreign = ProviderTracing(provider, copies=self._found())
+        return True
+
+    def unseen(self) -> bool:
+        """Return whether there is a provider that is not used yet."""
+        return self.foreign is None and self._find() is not None
 
     @property
     def slots(self) -> SlotColumns | None:  # type: ignore[override] # it changes once, and nobody sets it

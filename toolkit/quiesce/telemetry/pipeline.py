@@ -58,6 +58,8 @@ _COLUMNS_WEIGH: Final = 0.25
 """What a span in columns weighs in a batch: encoding it takes that much of encoding another, at most."""
 _LINGER_SECONDS: Final = 1.0
 _BACKOFF_SECONDS: Final = (0.1, 5.0)
+_LAST_SAMPLE_SECONDS: Final = 0.5
+"""What is left of the time to close for the last sample, which is to say what became of the last spans at each sink."""
 _COUNTED_AS: Final = {"exported": "delivered", "failed": "failed", "dropped": "dropped"}
 """What a lane calls what becomes of a span at its sink."""
 _LOG: Final = logging.getLogger("quiesce.telemetry")
@@ -96,6 +98,7 @@ class _Lane:
         self._stop = threading.Event()
         self._idle = threading.Event()
         self._idle.set()
+        self.spent = threading.Event()  # everything was sent, and nothing comes any more
         self._deadline = 0.0
         self._next_sample = time.monotonic() + pipeline.sample_period()
         self.counts: Counter[str] = (
@@ -190,6 +193,9 @@ class _Lane:
                 if self._batches or self._events:  # put in between the two lines
                     self._idle.clear()
                 elif ended:
+                    self.spent.set()
+                    self._pipeline.await_spent(self._deadline - _LAST_SAMPLE_SECONDS)
+                    self._sample(fresh=True)
                     break
         try:
             self.sink.close(max(0.0, self._deadline - time.monotonic()))
@@ -222,15 +228,18 @@ class _Lane:
                 self.counts["events_dropped"] += len(events)
                 well = False
         now = time.monotonic()
-        if now >= self._next_sample or ended:
+        if now >= self._next_sample and not ended:
             self._next_sample = now + self._pipeline.sample_period()
-            since = time.thread_time_ns()
-            families, at = self._pipeline.families(fresh=ended)
-            self._apart_ns += time.thread_time_ns() - since  # the collector's own account has it
-            if families and not self._call(self.sink.samples, families, at)[0]:
-                well = False
+            well = self._sample() and well
         self.cpu_ns = time.thread_time_ns() - self._apart_ns
         return well
+
+    def _sample(self, *, fresh: bool = False) -> bool:
+        """Hand over what the metrics say now; return whether the sink took it."""
+        since = time.thread_time_ns()
+        families, at = self._pipeline.families(fresh=fresh)
+        self._apart_ns += time.thread_time_ns() - since  # the collector's own account has it
+        return not families or self._call(self.sink.samples, families, at)[0]
 
     def _call(self, method: Callable[..., object], *args: Any) -> tuple[bool, object]:  # noqa: ANN401 - whatever the method takes
         """Call the sink; return whether it took what it was given, and what it said."""
@@ -347,6 +356,11 @@ class Pipeline:
                     _LOG.exception("metrics could not be read for the sinks")
                     return (), 0.0
             return self._snapshot
+
+    def await_spent(self, until: float) -> None:
+        """Wait until every sink has been sent everything, up to that time of the monotonic clock."""
+        for lane in self._lanes:
+            lane.spent.wait(max(0.0, until - time.monotonic()))
 
     def sample_period(self) -> float:
         """Return seconds from one sample to the next."""

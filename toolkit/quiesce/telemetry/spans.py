@@ -99,7 +99,7 @@ class SpanObserver:
             loaded OpenTelemetry.
         noted: How many notes there were.
         dropped: How many found no room.
-        wake: Called when a cut begins whose identifiers are a provider's, so that they are known soon.
+        begun: Told the name of a cut that begins; must not raise.
         count: Given every note once, in order but for those that find no room; must not raise.
     """
 
@@ -112,7 +112,7 @@ class SpanObserver:
     ) -> None:
         self._recorder = recorder
         self.identities = identities
-        self.wake: Callable[[], object] | None = None
+        self.begun: Callable[[str], object] | None = None
         self._clock = clock
         self._notes: deque[RawNote] = deque()
         self._gathered: deque[RawNote] = deque()
@@ -150,9 +150,8 @@ class SpanObserver:
             cut_id = str(args[0])
             known = self.identities.draw(cut_id, None if self.current is None else self.current())
             note(*args)
-            # A converter that works beside a window contends with it, so it is woken only where it has to be.
-            if not known and self.wake is not None and self.identities.of(cut_id) is None:
-                self.wake()
+            if not known and self.begun is not None:
+                self.begun(cut_id)
 
         return begin
 

@@ -118,6 +118,14 @@ class Tracing(ABC):
 
     slots: SlotColumns | None = None
 
+    def look(self) -> bool:
+        """Use what the application has installed by now; return whether that is something new."""
+        return False
+
+    def unseen(self) -> bool:
+        """Return whether the application has installed something that is not used yet; from any thread, and cheap."""
+        return False
+
     def start(
         self,
         name: str,
