@@ -106,6 +106,7 @@ CALLS: dict[str, list[tuple[object, ...]]] = {
     "admission_waited": [(3_000,), (4_000,)],
     "admission_committed": [("transactional", 8, 1, 8), ("fallback", 16, None, 8)],
     "train_idled": [("groups", 10**9), ("sync", 500)],
+    "clear_ended": [("0", 3, 24, 5_000, "completed", [("a", 1)]), ("1", 1, 8, 10**9, "failed", ())],
 }
 WRONG: dict[str, tuple[object, ...]] = {
     "owner_moved": ("c", "nowhere", "elsewhere", ""),
@@ -116,6 +117,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     "admission_waited": ("soon",),
     "admission_committed": ("by force", 8, 1, 8),
     "train_idled": ("boredom", 5),
+    "clear_ended": ("0", 3, 24, "soon", "completed", ()),
 }
 
 

@@ -33,9 +33,10 @@ DEFERRED_HOOKS: Final = {
     "admission_waited": "",
     "admission_committed": "",
     "train_idled": "",
+    "clear_ended": "",
 }
-"""Hooks that only add up, and do so for each group, row or call; of each the method that counts many calls, if there is
-one, which counts all that it is given or raises."""
+"""Hooks that only add up, and do so for each group, row, call or batch; of each the method that counts many calls, if there
+is one, which counts all that it is given or raises."""
 
 _AFTER_OTHERS: Final = ("window_closed", "checkpoint_ended")
 """Hooks that look at what those have added up; none of them is called inside a window, where counting would prolong it."""
@@ -104,10 +105,13 @@ class DeferredMetrics(MetricsObserver):
             setattr(self, hook, None)  # a hub passes it over
 
         def count(noted: Sequence[RawNote]) -> None:
+            calls: dict[str, list[_Args]] = {hook: [] for hook in shared}
+            for note in noted:
+                if (of_hook := calls.get(note[0])) is not None:
+                    of_hook.append(note[1])
             for hook, queue in shared.items():
-                calls = [args for name, args, *_ in noted if name == hook]
-                if calls:
-                    self._count_calls(queue, calls)
+                if calls[hook]:
+                    self._count_calls(queue, calls[hook])
 
         notes.count = count
         self._gather = notes.gather
