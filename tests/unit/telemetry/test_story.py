@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from quiesce.barrier import DataPlaneCheckpointBarrier
-from quiesce.telemetry import names
-from quiesce.telemetry import story as module
+from quiesce.telemetry import names, story_groups, story_saves, story_windows
 from quiesce.telemetry.finished import FinishedSpan
 from quiesce.testing import in_virtual_time, settle
 from tests.barriers import Visitor
@@ -628,7 +627,12 @@ class TestTheEnd:
 
     def test_tables_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Groups, cuts and rollouts that never end do not pile up: the oldest is ended as cut off."""
-        for limit in ("_GROUPS", "_CUTS", "_ROLLOUTS", "_WINDOWS"):
+        for module, limit in (
+            (story_groups, "_GROUPS"),
+            (story_groups, "_ROLLOUTS"),
+            (story_saves, "_CUTS"),
+            (story_windows, "_WINDOWS"),
+        ):
             monkeypatch.setattr(module, limit, 4)
         scene = Telling()
         for number in range(10):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from quiesce.observers import Hub
     from quiesce.telemetry.event_log import EventLog
     from quiesce.telemetry.sinks import Sink
-    from quiesce.telemetry.story import Delay
+    from quiesce.telemetry.story_windows import Delay
 
 __all__ = ["RunTelemetry", "look_for_providers", "slot_cost_ns"]
 

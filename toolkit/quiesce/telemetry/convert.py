@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from quiesce.telemetry.slot_spans import SlotColumns
     from quiesce.telemetry.slots import RawRecord, SlotNumbers, SlotRecorder
     from quiesce.telemetry.spans import SpanObserver
-    from quiesce.telemetry.story import Delay
+    from quiesce.telemetry.story_windows import Delay
     from quiesce.telemetry.tracing import SpanHandle, Tracing
 
 __all__ = ["SLOW_SECONDS", "SPAN_BUDGET", "Converter", "ConverterStatistics", "OpenSlot"]
@@ -158,6 +158,8 @@ class Converter:
         self._offset_ns = unix_clock() - clock()
         self._synced_ns = clock()
         self._story = Story(tracing, self._unix, observer.identities)
+        self._windows = self._story.windows
+        self._told = 0
         self._made = 0
         self._sampled = 0
         self._lost = 0
@@ -264,8 +266,6 @@ class Converter:
 
     # -------------------------------------------------------------------------------------------- the thread
 
-    _told = 0
-
     def _run(self) -> None:
         while not self._stopping:
             with self._one:
@@ -319,7 +319,7 @@ class Converter:
             more = len(notes) == _NOTES
             if not more:
                 more = self._convert_slots(head)
-                self._story.finish_windows(self._read)
+                self._windows.finish(self._read)
             self._hand_over()
         except Exception:  # noqa: BLE001 - whatever a foreign provider raises, say
             self._wrong("spans could not be made")
@@ -365,7 +365,7 @@ class Converter:
         """Convert slots; those to which nothing happened are collected in columns, without a call for each."""
         add, add_time = columns.which.append, columns.times.append
         plain, lit, offset = self._plain, self._plain_lit, self._offset_ns
-        asked, slow, limited = self._story.last_asked_ns, self._slow_ns, bool(self._budget)
+        asked, slow, limited = self._windows.last_asked_ns, self._slow_ns, bool(self._budget)
         before = len(columns.which)
         try:
             for record in records:
@@ -423,8 +423,8 @@ class Converter:
     def _convert_slot(self, record: RawRecord) -> None:
         _, kind, wait_ns, hold_ns, outcome, ended_ns, context = record
         opened_ns = ended_ns if hold_ns == NEVER_HELD else ended_ns - hold_ns
-        story = self._story
-        overlapped = opened_ns <= story.last_asked_ns and story.overlapped(opened_ns, ended_ns)
+        windows = self._windows
+        overlapped = opened_ns <= windows.last_asked_ns and windows.overlapped(opened_ns, ended_ns)
         if (
             self._budget
             and not self._affords(ended_ns)
@@ -438,7 +438,7 @@ class Converter:
         links: tuple[tuple[int, int], ...] = ()
         if wait_ns:
             about = {**about, "quiesce.wait_seconds": wait_ns / 1e9}
-            links = story.blockers(opened_ns - wait_ns, opened_ns)
+            links = windows.blockers(opened_ns - wait_ns, opened_ns)
         if hold_ns == NEVER_HELD:
             about = {**about, "quiesce.held": False}
         end = ended_ns + self._offset_ns
@@ -453,7 +453,7 @@ class Converter:
         )
         self._made += 1
         if overlapped:
-            story.note_delayer(kind, ended_ns, handle.link)
+            windows.note_delayer(kind, ended_ns, handle.link)
         numbers = self._recorder.numbers.get(kind)
         if numbers is not None and handle.sampled:
             self._lit.append((numbers, wait_ns, hold_ns, handle, end))
@@ -481,7 +481,7 @@ class Converter:
         """Give finished spans to the sinks, and name those that went somewhere in exemplars."""
         lit, self._lit = self._lit, []
         plain_lit, self._plain_lit = self._plain_lit, []
-        told, self._story.told = self._story.told, []
+        told = self._story.take_told()
         columns = self._tracing.slots
         slots = None if columns is None else columns.take()
         if slots is not None and self._put(slots):
@@ -507,7 +507,7 @@ class Converter:
         return bool(self._pipeline.put_spans(spans))
 
     def _end(self) -> None:
-        self._story.finish_windows(self._read)
+        self._windows.finish(self._read)
         now = self._clock()
         self._cut_off_slots(now)
         self._story.cut_off(now, self._still_draining(now))
@@ -542,11 +542,11 @@ class Converter:
                 parent=parent_before(context_of(task), start),
                 start_ns=start,
                 attributes=about,
-                links=self._story.blockers(asked_ns, until) if waited else (),
+                links=self._windows.blockers(asked_ns, until) if waited else (),
             )
             self._tracing.end(handle, self._unix(now_ns), outcome="", cut_off=True)
-            if opened_ns is not None and self._story.overlapped(opened_ns, now_ns):
-                self._story.note_delayer(kind, now_ns, handle.link)
+            if opened_ns is not None and self._windows.overlapped(opened_ns, now_ns):
+                self._windows.note_delayer(kind, now_ns, handle.link)
 
     def _unix(self, ns: int) -> int:
         return ns + self._offset_ns
