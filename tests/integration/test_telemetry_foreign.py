@@ -243,22 +243,94 @@ CUT_OFF = """
 """
 
 
-def test_a_provider_that_batches_has_what_was_open_at_sigterm(tmp_path: Path) -> None:
-    """Its own end, at which it would send its batch, never comes."""
-    (tmp_path / "train.py").write_text(textwrap.dedent(CUT_OFF))
-    done = subprocess.run(
+def executed(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a program under ``quiesce exec`` to its end."""
+    (folder / "train.py").write_text(textwrap.dedent(program))
+    return subprocess.run(
         [
-            *(sys.executable, "-m", "quiesce.cli.main", "exec", "--port", "0", "--no-record", "--"),
+            *(sys.executable, "-m", "quiesce.cli.main", "exec", "--port", "0", *options, "--"),
             *(sys.executable, "train.py"),
         ],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=50,
         check=False,
     )
 
+
+def test_a_provider_that_batches_has_what_was_open_at_sigterm(tmp_path: Path) -> None:
+    """Its own end, at which it would send its batch, never comes."""
+    done = executed(tmp_path, CUT_OFF, "--no-record")
+
     assert done.returncode == -signal.SIGTERM, done.stderr
     spans = {span["name"]: span for span in map(json.loads, done.stdout.splitlines())}
     assert spans["quiesce.window"]["attributes"]["quiesce.cut_off"] is True
     assert done.stderr == ""
+
+
+AT_THE_END = """
+    import asyncio
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+    from quiesce import DataPlaneCheckpointBarrier
+
+    barrier = DataPlaneCheckpointBarrier()
+    provider = TracerProvider()
+    line = lambda span: span.to_json(indent=None) + "\\n"
+    provider.add_span_processor(BatchSpanProcessor(ConsoleSpanExporter(formatter=line)))
+    trace.set_tracer_provider(provider)
+
+    async def main():
+        async with barrier.mutation("retry"):
+            pass
+
+    asyncio.run(main())
+"""
+
+
+def test_a_provider_of_a_program_that_ends_at_once_has_its_slot(tmp_path: Path) -> None:
+    """It comes after Quiesce has looked for the first time, and shuts itself down before the next time."""
+    done = executed(tmp_path, AT_THE_END, "--run-dir", "run")
+
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["name"] for line in done.stdout.splitlines()] == ["quiesce.slot"]
+
+
+UNUSABLE = """
+    import asyncio, threading, time
+    from opentelemetry import trace
+    from quiesce import DataPlaneCheckpointBarrier
+
+    class Unusable(trace.TracerProvider):
+        def get_tracer(self, *args, **kwargs):
+            raise RuntimeError("not today")
+
+    barrier = DataPlaneCheckpointBarrier()
+    trace.set_tracer_provider(Unusable())
+
+    async def main():
+        async with barrier.checkpoint():
+            pass
+
+    main_thread = threading.main_thread()
+
+    def last():
+        main_thread.join()
+        time.sleep(0.1)
+        print("finished")
+
+    threading.Thread(target=last).start()
+    asyncio.run(main())
+"""
+
+
+def test_a_provider_that_cannot_be_used_costs_the_program_nothing(tmp_path: Path) -> None:
+    """Its threads are waited for as ever, and spans are made without it."""
+    done = executed(tmp_path, UNUSABLE, "--run-dir", "run")
+
+    assert (done.returncode, done.stdout) == (0, "finished\n"), done.stderr
+    assert done.stderr.count("the application's tracer provider could not be used") == 1
+    recorded = {span.name for span in Recording.open(tmp_path / "run").spans()}
+    assert {"quiesce.window", "quiesce.checkpoint.exclusive"} <= recorded

@@ -146,10 +146,10 @@ class TestRun:
             pass
 
         assembly.look_for_providers()
-        run.close(10)
 
         # The last one is called first.
         assert order == ["close_telemetry", "shut_down", "close_telemetry"]
+        run.close(10)
         assert application.named("quiesce.slot")
 
     async def test_exemplars_name_the_provider_s_spans_without_any_sink_left(

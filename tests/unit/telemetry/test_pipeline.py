@@ -50,6 +50,12 @@ class Picks(Kept):
         return self.refused
 
 
+class Numbers(Kept):
+    """A sink that takes no spans."""
+
+    takes_spans = False
+
+
 class Hangs(Kept):
     """A sink that never answers."""
 
@@ -255,11 +261,28 @@ def test_the_last_sample_knows_what_became_of_the_last_spans_everywhere() -> Non
     assert told == {("recorder", "exported"): 5, ("away", "failed"): 5}
 
 
+def test_the_last_sample_is_read_once_for_all_that_take_spans() -> None:
+    """Reading it takes a part of the time that is left."""
+    reads: list[int] = []
+
+    def collect() -> Sequence[Metric]:
+        reads.append(1)
+        return [GaugeMetricFamily("quiesce_x", "help", 1.0)]
+
+    sinks = {name: Kept() for name in "abc"}
+    pipeline = Pipeline(sinks, collect=collect, sample_seconds=60)
+    pipeline.put_spans(spans(5))
+    pipeline.close(10)
+
+    assert len(reads) == 1
+    assert all(sink.families for sink in sinks.values())
+
+
 def test_the_last_sample_does_not_wait_for_a_sink_that_hangs(hangs: Hangs) -> None:
-    """It is taken while there is time to write it."""
-    kept = Kept()
+    """It is taken while there is time to write it; a sink that takes no spans does not wait at all."""
+    kept, numbers = Kept(), Numbers()
     pipeline = Pipeline(
-        {"hangs": hangs, "kept": kept},
+        {"hangs": hangs, "kept": kept, "numbers": numbers},
         collect=lambda: [GaugeMetricFamily("quiesce_x", "help", 1.0)],
         sample_seconds=60,
     )
@@ -270,6 +293,7 @@ def test_the_last_sample_does_not_wait_for_a_sink_that_hangs(hangs: Hangs) -> No
 
     assert [family.name for family in kept.families] == ["quiesce_x"]
     assert kept.closed
+    assert numbers.closed[0] > 0.8
 
 
 def test_the_period_of_samples_grows_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,12 +353,6 @@ def test_what_sinks_take_is_timed() -> None:
     assert took
     assert all(ns >= 0 for ns in took)
     assert pipeline.cpu_ns > 0
-
-
-class Numbers(Kept):
-    """A sink that takes no spans."""
-
-    takes_spans = False
 
 
 def test_a_sink_that_takes_no_spans_is_given_none_and_counts_for_none() -> None:

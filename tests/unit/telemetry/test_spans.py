@@ -12,8 +12,8 @@ from tests.unit.telemetry.telling import Kept
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_each_cut_is_told_of_once(own: bool) -> None:  # noqa: FBT001 - a parameter
-    """With its identifiers, where they are ours."""
+def test_a_cut_is_told_of_until_its_identifiers_are_known(own: bool) -> None:  # noqa: FBT001 - a parameter
+    """Once where they are ours, and with them."""
     begun: list[tuple[str, bool]] = []
     hub = Hub(strict=True)
     spans = SpanObserver(SlotRecorder(), Identities(Identifiers() if own else None))
@@ -21,11 +21,11 @@ def test_each_cut_is_told_of_once(own: bool) -> None:  # noqa: FBT001 - a parame
     hub.subscribe(spans)
 
     hub.fire("phase_started", "cut", "fence")
-    if not own:
-        spans.identities.know("cut", (1, 2))
     hub.fire("window_requested", "cut", 0)
+    spans.identities.know("cut", (1, 2))
+    hub.fire("phase_started", "cut", "write")
 
-    assert begun == [("cut", own)]
+    assert begun == ([("cut", True)] if own else [("cut", False), ("cut", False)])
 
 
 @pytest.mark.parametrize("whose", ["ours", "a provider's", "a late provider's"])
@@ -51,5 +51,6 @@ def test_a_cut_is_converted_at_once_only_for_identifiers_of_a_provider(
     hub.fire("phase_started", "cut", "fence")
 
     assert bool(rings) is (whose != "ours")
+    assert (run.spans.identities.of("cut") is None) is (whose != "ours"), "no span will have them"
     monkeypatch.undo()
     run.close(10)

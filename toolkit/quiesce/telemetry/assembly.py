@@ -56,6 +56,9 @@ _FLUSH_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.5
 """How often it is asked whether the application has a tracer provider, where there is nowhere else for spans to go."""
 
+_PATIENCE_SECONDS: Final = 0.2
+"""How long all converters may take to let somebody look for a provider when the main thread has ended."""
+
 _URGENT: Final = frozenset({"error", "critical"})
 
 _MARGIN_SECONDS: Final = 0.3
@@ -265,10 +268,10 @@ class RunTelemetry:
             self.end_with(self._at_exit)
         return self.pipeline.has_sinks
 
-    def look(self) -> None:
-        """Use the application's provider from now on, if it has one by now and its spans have not gone to it yet."""
+    def look(self, patience_seconds: float) -> None:
+        """Use the application's provider from now on, if it has one by now; see :meth:`Converter.look`."""
         if self._makes_spans and not self._closed:
-            self.converter.look()
+            self.converter.look(patience_seconds)
 
     def close(self, deadline_seconds: float = CLOSE_SECONDS) -> None:
         """Stop listening, end what is open as cut off, and send what there is. Twice is once.
@@ -396,10 +399,12 @@ _RUNNING: weakref.WeakSet[RunTelemetry] = weakref.WeakSet()
 def look_for_providers() -> None:
     """Use, in all telemetry that runs, a provider that was installed a moment ago.
 
-    Called when the main thread has ended: at exit the provider would be shut down before it has our last spans.
+    Called when the main thread has ended: at exit the provider would be shut down before it has our last spans. Must not
+    raise: the interpreter would then not wait for the application's threads.
     """
+    until = time.monotonic() + _PATIENCE_SECONDS
     for running in list(_RUNNING):
-        running.look()
+        running.look(until - time.monotonic())
 
 
 def _when_main_thread_ends(call: Callable[[], None]) -> None:

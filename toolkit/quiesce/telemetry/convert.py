@@ -64,8 +64,6 @@ _WORTH_WAKING: Final = 1_024
 _REST_SECONDS: Final = (0.05, 0.5)
 """The least and the most. The ring holds what comes in the most at 65,000 slots a second."""
 _LONGEST_REST_SECONDS: Final = 1.0
-_PATIENCE_SECONDS: Final = 0.2
-"""For a converter that may be inside a provider of the application."""
 _CUT_OFF_SLOTS: Final = 1_024
 _RESYNC_NS: Final = 10_000_000_000
 _EXEMPLAR_SPACING_NS: Final = 100_000_000
@@ -176,7 +174,9 @@ class Converter:
         self._bell.acquire()
         self._stopping = False
         self._closed = False
-        self._one = threading.Lock()  # who converts: the thread, or whoever closes after it
+        self._one = (
+            threading.Lock()
+        )  # who converts, or changes the tracing: the thread, whoever closes after it, whoever looks
         self._said: dict[tuple[str, str], Mapping[str, AttributeValue]] = {}
         self._parents: dict[int, tuple[object, Parent | None]] = {}
         self._thread = threading.Thread(target=self._run, name="quiesce-spans", daemon=True)
@@ -230,14 +230,19 @@ class Converter:
         """In a forked child: be dead; the thread was not inherited."""
         self._closed = True
 
-    def look(self) -> None:
-        """Use the application's provider from now on, if it has one by now; from any thread."""
-        # Whoever holds it has looked already.
-        if self._one.acquire(timeout=_PATIENCE_SECONDS):
-            try:
-                self._tracing.look()
-            finally:
-                self._one.release()
+    def look(self, patience_seconds: float) -> None:
+        """Use the application's provider from now on, if it has one by now; from any thread, and never raises.
+
+        Args:
+            patience_seconds: How long to wait for a batch that is being converted, perhaps inside a provider. Nothing
+                is done then.
+        """
+        if not self._one.acquire(timeout=max(0.0, patience_seconds)):
+            return
+        try:
+            self._look()
+        finally:
+            self._one.release()
 
     def link_of(self, name: str) -> Link | None:
         """Return the span of a cut, of a group, of the last step (``step 7``) or of the last ``restore``; from any thread.
@@ -294,7 +299,10 @@ class Converter:
 
         Where they are ours nothing is in a hurry, and what converts beside a window contends with it.
         """
-        if self._observer.identities.of(cut_id) is None or self._tracing.unseen():
+        with contextlib.suppress(Exception):  # of the application's; the thread meets it as well, and says so
+            if self._tracing.unseen():
+                self._observer.identities.forget(cut_id)  # drawn a moment ago, and no span will have them
+        if self._observer.identities.of(cut_id) is None:
             self._ring()
 
     def _ring(self) -> None:
@@ -551,9 +559,16 @@ class Converter:
     def _unix(self, ns: int) -> int:
         return ns + self._offset_ns
 
+    def _look(self) -> None:
+        """Look for the application's provider. Where it cannot be used, spans go on being what they were."""
+        try:
+            self._tracing.look()
+        except Exception:  # noqa: BLE001 - whatever the application's set-up of OpenTelemetry raises
+            self._complain("the application's tracer provider could not be used")
+
     def _find_context(self) -> None:
         """Look for OpenTelemetry, which may be loaded late, for its provider, and for a clock that was set."""
-        self._tracing.look()
+        self._look()
         if self._recorder.current is None:
             reader = context_reader()
             if reader is not None:

@@ -36,13 +36,11 @@ class FollowingTracing(Tracing):
         self._found = found
         self.foreign: ProviderTracing | None = None
 
-    def look(self) -> bool:
-        """Use the application's provider, if there is one by now; return whether it is new."""
+    def look(self) -> None:
+        """Use the application's provider, if there is one by now."""
         provider = self._find() if self.foreign is None else None
-        if provider is None:
-            return False
-        self.foreign = ProviderTracing(provider, copies=self._found())
-        return True
+        if provider is not None:
+            self.foreign = ProviderTracing(provider, copies=self._found())
 
     def unseen(self) -> bool:
         """Return whether there is a provider that is not used yet."""

@@ -6,6 +6,9 @@ tried again. Closing takes its deadline and not more, whatever the sinks do: a t
 then is left behind (it is a daemon). Nothing here suspends; only :meth:`Pipeline.flush` and
 :meth:`Pipeline.close` block.
 
+The last sample of metrics says what became of the last spans at every sink, so sinks that take spans wait with it for one
+another: until all have been sent everything, or half a second is left.
+
 A span has one fate: ``exported`` if any sink took it, else ``failed`` if any raised over it or refused it, else
 ``dropped`` (every queue was full, or time was up). So the fates of all spans that were put in add up to their number
 once nothing waits any more. What became of it at each sink is counted beside that: a collector that is away loses
@@ -19,6 +22,7 @@ parent's to send.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -99,6 +103,7 @@ class _Lane:
         self._idle = threading.Event()
         self._idle.set()
         self.spent = threading.Event()  # everything was sent, and nothing comes any more
+        self.spent_at = 0.0
         self._deadline = 0.0
         self._next_sample = time.monotonic() + pipeline.sample_period()
         self.counts: Counter[str] = (
@@ -193,9 +198,7 @@ class _Lane:
                 if self._batches or self._events:  # put in between the two lines
                     self._idle.clear()
                 elif ended:
-                    self.spent.set()
-                    self._pipeline.await_spent(self._deadline - _LAST_SAMPLE_SECONDS)
-                    self._sample(fresh=True)
+                    self._sample_last()
                     break
         try:
             self.sink.close(max(0.0, self._deadline - time.monotonic()))
@@ -234,10 +237,19 @@ class _Lane:
         self.cpu_ns = time.thread_time_ns() - self._apart_ns
         return well
 
-    def _sample(self, *, fresh: bool = False) -> bool:
-        """Hand over what the metrics say now; return whether the sink took it."""
+    def _sample_last(self) -> None:
+        """Hand over what the metrics say in the end."""
+        self.spent_at = time.monotonic()
+        self.spent.set()
+        if self.takes_spans:
+            self._sample(self._pipeline.await_spent(self._deadline - _LAST_SAMPLE_SECONDS))
+        else:
+            self._sample(self.spent_at)
+
+    def _sample(self, after: float | None = None) -> bool:
+        """Hand over what the metrics say; return whether the sink took it. See :meth:`Pipeline.families`."""
         since = time.thread_time_ns()
-        families, at = self._pipeline.families(fresh=fresh)
+        families, at = self._pipeline.families(after)
         self._apart_ns += time.thread_time_ns() - since  # the collector's own account has it
         return not families or self._call(self.sink.samples, families, at)[0]
 
@@ -283,6 +295,7 @@ class Pipeline:
         self.exported = exported or _nothing
         self._collect = collect
         self._snapshot: tuple[Families, float] = ((), 0.0)
+        self._read_at = -math.inf  # by the monotonic clock
         self._snapshot_lock = threading.Lock()
         self._fates: Counter[str] = Counter()
         self._fates_lock = threading.RLock()  # reentrant: a signal handler may close us
@@ -343,24 +356,36 @@ class Pipeline:
                 if count:
                     self._fates[fate] += count
 
-    def families(self, *, fresh: bool = False) -> tuple[Families, float]:
-        """Return the metric families and when they were read: once a period, for all sinks together."""
+    def families(self, after: float | None = None) -> tuple[Families, float]:
+        """Return the metric families and when they were read: once a period, for all sinks together.
+
+        Args:
+            after: They are to have been read since that time of the monotonic clock; None takes half a period ago.
+        """
         if self._collect is None:
             return (), 0.0
         with self._snapshot_lock:
-            now = time.time()
-            if fresh or now - self._snapshot[1] >= self.sample_period() / 2:
+            now = time.monotonic()
+            if self._read_at < (now - self.sample_period() / 2 if after is None else after):
                 try:
-                    self._snapshot = (tuple(self._collect()), now)
+                    unix = time.time()
+                    self._snapshot = (tuple(self._collect()), unix)
+                    self._read_at = now
                 except Exception:  # noqa: BLE001 - a collector of the application's may raise anything
                     _LOG.exception("metrics could not be read for the sinks")
                     return (), 0.0
             return self._snapshot
 
-    def await_spent(self, until: float) -> None:
-        """Wait until every sink has been sent everything, up to that time of the monotonic clock."""
-        for lane in self._lanes:
-            lane.spent.wait(max(0.0, until - time.monotonic()))
+    def await_spent(self, until: float) -> float:
+        """Wait until every sink that takes spans has been sent all; return when that was, the same for all that wait.
+
+        Args:
+            until: When to go on anyway, by the monotonic clock.
+        """
+        lanes = [lane for lane in self._lanes if lane.takes_spans]
+        if all(lane.spent.wait(max(0.0, until - time.monotonic())) for lane in lanes):
+            return max(lane.spent_at for lane in lanes)
+        return until
 
     def sample_period(self) -> float:
         """Return seconds from one sample to the next."""

@@ -99,7 +99,7 @@ class SpanObserver:
             loaded OpenTelemetry.
         noted: How many notes there were.
         dropped: How many found no room.
-        begun: Told the name of a cut that begins; must not raise.
+        begun: Told the name of a cut that begins, again until its identifiers are known; must not raise.
         count: Given every note once, in order but for those that find no room; must not raise.
     """
 

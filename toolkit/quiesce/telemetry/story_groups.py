@@ -64,7 +64,7 @@ class GroupStory:
         self.groups: OrderedDict[str, _Group] = OrderedDict()
         self.moves: dict[tuple[str, str, str], Attributes] = {}
         self.restored_ns: int | None = None
-        # Of one that goes on its start is kept, and the span of its group.
+        # Of a rollout that goes on its start is kept, and the span of its group.
         self._rolling: OrderedDict[tuple[str, int], tuple[int, SpanHandle]] = OrderedDict()
         self._rollouts: OrderedDict[tuple[str, int], SpanHandle] = OrderedDict()
         self._clears: OrderedDict[str, Begun] = OrderedDict()  # by worker

@@ -110,7 +110,9 @@ class Parent(NamedTuple):
 
 
 class Tracing(ABC):
-    """Makes spans. What a span is told is put together here, once; whose it is, is a matter of the two methods below.
+    """Makes spans.
+
+    What a span is told is put together here, once; whose it is, is a matter of :meth:`begin` and :meth:`finish`.
 
     Attributes:
         slots: Where spans of ordinary slots are collected; None where each has to be made for itself.
@@ -118,12 +120,15 @@ class Tracing(ABC):
 
     slots: SlotColumns | None = None
 
-    def look(self) -> bool:
-        """Use what the application has installed by now; return whether that is something new."""
-        return False
+    def look(self) -> None:  # noqa: B027 - most have nothing to look for
+        """Use what the application has installed by now."""
 
     def unseen(self) -> bool:
-        """Return whether the application has installed something that is not used yet; from any thread, and cheap."""
+        """Return whether the application has installed something that is not used yet; from any thread.
+
+        Raises:
+            Exception: Whatever the application's set-up of OpenTelemetry raises when it is asked.
+        """
         return False
 
     def start(
