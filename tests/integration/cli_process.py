@@ -160,13 +160,15 @@ class Zygote:
         """Start ``quiesce ARGV``."""
         self._runs += 1
         run = Run(0, self, *(self._folder / f"{self._runs}.{name}" for name in ("out", "err")))
-        request = {"argv": argv, "cwd": str(cwd), "hooks": list(hooks), "tty": tty}
+        request = {"number": self._runs, "argv": argv, "cwd": str(cwd), "hooks": list(hooks), "tty": tty}
         request |= {"out": str(run.out), "err": str(run.err)}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         deadline = time.monotonic() + DEADLINE_SECONDS
         while not run.pid:
-            run.pid = self._next(deadline).get("started", 0)
+            answer = self._next(deadline)
+            if answer.get("number") == self._runs:  # and not of a request that was given up
+                run.pid = answer["started"]
         return run
 
     def run(self, *argv: str, cwd: Path, hooks: Sequence[Mapping[str, Any]] = ()) -> tuple[int, Run]:

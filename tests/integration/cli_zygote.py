@@ -3,7 +3,8 @@
 Rule: a child is forked from a process that has imported everything and started nothing (no thread, no event loop, no
 hook), so it behaves as a process that was started by hand. It is a session of its own: signals and terminals are real.
 
-The protocol is one JSON object a line. In: ``argv, cwd, out, err, hooks, tty``. Out: ``started`` or ``ended`` with a pid.
+The protocol is one JSON object a line. In: ``number, argv, cwd, out, err, hooks, tty``. Out: ``started`` with a pid and the
+number of the request, or ``ended`` with a pid and the exit code.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ def main() -> None:
                 break
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
+                request = json.loads(line)
                 pid = os.fork()
                 if pid == 0:
-                    _child(json.loads(line))
+                    _child(request)
                 children.add(pid)
-                _tell({"started": pid})
+                _tell({"started": pid, "number": request["number"]})
         for pid in tuple(children):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
