@@ -25,6 +25,7 @@ from urllib.parse import parse_qs, urlsplit
 from prometheus_client.exposition import choose_encoder
 
 from quiesce.errors import PortUnavailableError
+from quiesce_exporters.exposition import Renderers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +110,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {}
         with self.server.rendering:
             since = time.monotonic()
-            body = encode(registry)
+            # Families that are made for a request alone are not worth remembering.
+            render = self.server.renderers.render
+            body = encode(registry) if wanted else render(registry, content_type, encode)
             if "gzip" in map(_media_type, _liked(self.headers.get("Accept-Encoding", ""))):
                 body = gzip.compress(body, compresslevel=1)
                 headers["Content-Encoding"] = "gzip"
@@ -154,6 +157,7 @@ class _Server(ThreadingHTTPServer):
         self.address_family = family
         self.registry = registry
         self.rendering = threading.Lock()
+        self.renderers = Renderers()
         self.scrapes = 0
         self._counting = threading.Lock()
         super().__init__(address, _Handler)

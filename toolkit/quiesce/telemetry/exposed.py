@@ -73,11 +73,7 @@ class HistogramSnapshot(Family):
     def samples(self) -> list[Sample]:
         """Its samples: of each child the buckets, the count and the sum."""
         if self._samples is None:
-            self._samples = [
-                sample
-                for labels, child in self.children.items()
-                for sample in self._samples_of(labels, child)
-            ]
+            self._samples = [sample for labels in self.children for sample in self.samples_of(labels)]
         return self._samples
 
     @samples.setter
@@ -85,8 +81,13 @@ class HistogramSnapshot(Family):
         """Leave them to be made; the base class begins with none."""
         self._samples = None
 
-    def _samples_of(self, labels: _Labels, child: Child) -> list[Sample]:
-        before = self._made.get(labels)
+    def samples_of(self, labels: _Labels) -> list[Sample]:
+        """Return the samples of one child.
+
+        Raises:
+            KeyError: If there is no such child.
+        """
+        child, before = self.children[labels], self._made.get(labels)
         if before is not None and before[0] is child:
             return before[1]
         buckets = child.histogram.exposed(child.cells, child.exemplars)
