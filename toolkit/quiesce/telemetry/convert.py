@@ -174,9 +174,8 @@ class Converter:
         self._bell.acquire()
         self._stopping = False
         self._closed = False
-        self._one = (
-            threading.Lock()
-        )  # who converts, or changes the tracing: the thread, whoever closes after it, whoever looks
+        # For who converts, or changes the tracing: the thread, whoever closes after it, whoever looks.
+        self._one = threading.Lock()
         self._said: dict[tuple[str, str], Mapping[str, AttributeValue]] = {}
         self._parents: dict[int, tuple[object, Parent | None]] = {}
         self._thread = threading.Thread(target=self._run, name="quiesce-spans", daemon=True)
