@@ -115,8 +115,13 @@ class Scene:
         until(lambda: self.query(fresh), f"a sample of {name}")
 
     def _until_exemplars(self, name: str) -> None:
-        """Wait until a run is scraped, and a slot of it has an exemplar whose trace is recorded."""
+        """Wait until a run is scraped, a slot of it has an exemplar whose trace is recorded, and its rate can be drawn.
+
+        One scrape makes no rate, and a page whose range stands still never gets another.
+        """
         self.until_scraped(name)
+        grown = f'sum(increase({_BIRTHS}{{run="{name}"}}[5s] offset 5s)) > 0'
+        until(lambda: self.query(grown), f"an increase of {_BIRTHS} of {name}")
 
         def recorded() -> bool:
             now = time.time()

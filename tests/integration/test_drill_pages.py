@@ -144,7 +144,7 @@ def test_every_critical_alert_pages_through_prometheus(tmp_path: Path) -> None:
                 timeout=120,
                 check=False,
             )
-            assert done.returncode == 0, done.stderr
+            assert done.returncode == 0, done.stdout + done.stderr
             until(partial(have_paged, receiver, {of_training}), 60)
             assert trained.poll() is None, "the drill ended the run"
         # Only now, so that they do not take its processors away.

@@ -666,6 +666,7 @@ async def test_draining_waits_for_what_comes_meanwhile(build: Build) -> None:
     worker.store.hold()
     worker.cleanup.start()
     worker.cleanup.hand_over(call(0))
+    assert worker.store.begun.acquire(timeout=PATIENCE)  # what comes now is of another batch
     assert not await worker.cleanup.drain(0.0)
     draining = asyncio.create_task(worker.cleanup.drain(PATIENCE))
     await asyncio.sleep(0)
@@ -678,14 +679,20 @@ async def test_draining_waits_for_what_comes_meanwhile(build: Build) -> None:
 
 @in_virtual_time
 async def test_a_drain_that_is_cancelled_leaves_no_thread_waiting() -> None:
-    """The thread that waited for the end of cleanup ends with its caller."""
+    """The thread that waits for the end of cleanup ends with its caller, whether it waits already or not."""
     worker = Worker()
     worker.cleanup.hand_over(call(0))
     waiting = worker.cleanup._idle = Noticed(worker.cleanup._lock)  # noqa: SLF001 - as above
     for step in (0, 1):
         stopped = await cancelled_at(worker.cleanup.drain(PATIENCE * 100), step)
         assert (stopped.outcome, stopped.reached) == ("cancelled", True)
+    waiting.waiting = threading.Semaphore(0)
+    drained = asyncio.create_task(worker.cleanup.drain(PATIENCE * 100))
+    await asyncio.sleep(0)
     assert waiting.waiting.acquire(timeout=PATIENCE)
+    drained.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await drained
     for thread in threading.enumerate():
         if thread.name.startswith("quiesce-drain"):
             thread.join(PATIENCE)

@@ -26,9 +26,13 @@ async def _cursor_is_read_early(target: DrillTarget, holes: Holes) -> None:
     original, early = sources.sampler_state, sources.sampler_state()
 
     def state() -> Any:  # noqa: ANN401 - a SamplerState
+        nonlocal early
         now = original()
         if now.cursor == early.cursor:
-            return now  # the same as ever: what was read early shows once a batch was admitted since
+            # The same as ever: what was read early shows once a batch was admitted since. Batches may have been reserved
+            # all the same, and a state from before them would take more back than the cursor.
+            early = now
+            return now
         back()
         return early
 
