@@ -55,11 +55,11 @@ def program(executable: Path, folder: Path, *arguments: str, ready: str) -> Iter
             except OSError:
                 return False
 
-        until(answers, 30)
+        until(answers, 50)
         yield
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(50)
 
 
 @contextmanager

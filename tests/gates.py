@@ -47,6 +47,11 @@ def eventually(holds: Callable[[], bool]) -> None:
         threading.Event().wait(0.001)
 
 
+def cleanups() -> set[threading.Thread]:
+    """Return the threads that clear, also those of earlier tests that are about to end."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("quiesce-cleanup")}
+
+
 class Writer:
     """A thread that takes a permit and holds it until it is told to go on.
 

@@ -336,8 +336,8 @@ async def test_a_row_being_written_does_not_move(
         result = await asyncio.to_thread(snapshot.write, tmp_path, list(rows), {})
     finally:
         stop.set()
+        snapshot.release()  # first: a put that waits for room waits for this
         thread.join()
-        snapshot.release()
     assert changes
     found = {wanted: fields["tokens"] for wanted, fields in read_rows(tmp_path, result.names)}
     assert found.keys() == rows.keys()

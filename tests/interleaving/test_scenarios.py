@@ -70,6 +70,7 @@ def run(scenario: Scenario, schedules: int, kind: str) -> None:
         assert report.exhausted == (scenario.name in EXHAUSTED)
 
 
+@pytest.mark.timeout(300)  # nothing in it waits: it takes as long as the machine takes
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_explored_schedule_keeps_the_invariants(name: str) -> None:
     """Small scenarios in every order, the others in the first few hundred or in random ones."""

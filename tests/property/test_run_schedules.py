@@ -105,6 +105,7 @@ class Schedule:
         return summary
 
 
+@pytest.mark.timeout(300)  # nothing in it waits: it takes as long as the machine takes
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_prompt_ends_exactly_once_under_any_schedule(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

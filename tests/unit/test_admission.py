@@ -395,7 +395,9 @@ async def test_a_one_piece_admission_holds_one_slot_and_says_so_once(
         ("committed", "fallback", 1, None, 1),
         ("slot over", "admission", "completed"),
     ]
-    warnings = [record.getMessage() for record in caplog.records]
+    warnings = [
+        record.getMessage() for record in caplog.records if record.name.startswith("quiesce.admission")
+    ]
     assert len(warnings) == 1
     assert "my:OnePiece" in warnings[0]
     assert setup.admission.path == "fallback"

@@ -580,11 +580,12 @@ async def test_statistics_may_be_read_from_another_thread_while_slots_churn() ->
             await enter_window(barrier, None)
             await asyncio.sleep(0)
         await asyncio.gather(*writers)
+        while not seen and not caught:  # noqa: ASYNC110 - a thread's progress, on a busy machine
+            await asyncio.sleep(0.001)
     finally:
         stop.set()
         thread.join()
     assert not caught
-    assert seen
     assert pristine(barrier)
 
 

@@ -20,6 +20,7 @@ from quiesce.errors import CleanupClosedError, GateTimeoutError, LockOrderError,
 from quiesce.snapshot_gate import Epoch, SnapshotGate
 from quiesce.testing import EventRecorder, FakeClock, cancelled_at, in_virtual_time, strict_hub
 from quiesce.types import RowKey
+from tests.gates import cleanups
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -705,27 +706,29 @@ async def test_a_drain_that_is_cancelled_leaves_no_thread_waiting() -> None:
 def test_closing_drains_what_is_queued(build: Build) -> None:
     """A store that keeps up leaves nothing, the thread has ended, and closing again changes nothing."""
     worker = build(linger_seconds=LONG)  # an end does not linger
+    before = cleanups()
     worker.cleanup.start()
     worker.finish(call(0))
 
     assert worker.cleanup.close(PATIENCE) == 0
 
     assert worker.store.batches == [call(0)]
-    assert not any(thread.name == "quiesce-cleanup-0" for thread in threading.enumerate())
+    assert not cleanups() - before
     assert worker.cleanup.close(PATIENCE) == 0
 
 
 def test_closing_against_a_closed_gate_gives_up_and_deletes_nothing_later(build: Build) -> None:
     """Under a snapshot nothing is deleted, also not by a cleanup that ends; what is left is named."""
     worker = build(linger_seconds=0.0)
+    before = cleanups()
     worker.cleanup.start()
+    (thread,) = cleanups() - before
     epoch = worker.close()
     worker.cleanup.submit(call(0))
     waits_at_the_gate(worker)
 
     assert worker.cleanup.close(0.01) == 2
 
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "quiesce-cleanup-0")
     worker.gate.reopen(epoch)
     thread.join(PATIENCE)
     assert not thread.is_alive()
@@ -802,10 +805,11 @@ def test_a_hand_over_after_the_end_is_kept_by_name(build: Build) -> None:
 def test_starting_twice_starts_one_thread(build: Build) -> None:
     """There is one that clears."""
     worker = build()
+    before = cleanups()
     worker.cleanup.start()
     worker.cleanup.start()
 
-    assert sum(thread.name == "quiesce-cleanup-0" for thread in threading.enumerate()) == 1
+    assert len(cleanups() - before) == 1
 
 
 def test_a_retired_gate_ends_the_cleanup(build: Build) -> None:

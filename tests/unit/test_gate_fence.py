@@ -183,8 +183,13 @@ async def test_a_handle_that_swallows_its_cancellation_holds_nobody_up() -> None
     await asyncio.sleep(60)
 
 
-async def test_a_permit_that_stays_out_refuses_the_cut_and_names_its_holder() -> None:
+async def test_a_permit_that_stays_out_refuses_the_cut_and_names_its_holder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Worker, thread and age; and every gate is open when the error is there."""
+    monkeypatch.setattr(
+        "quiesce.gate_fence.CLOSE_GRACE_SECONDS", PATIENCE
+    )  # the answer is what names the thread
     hung, other = local("0"), local("1")
     fence = fence_over(hung, other)
     writer = Writer(hung.gate, "generate-7").entered()
@@ -991,9 +996,13 @@ async def test_a_save_captures_its_cut_between_closed_gates_and_leaves_them_open
 
 
 async def test_a_save_is_refused_when_one_worker_cannot_be_fenced_and_nothing_is_half_taken(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No window, no snapshot, no folder; every gate is open again, and the next save is published."""
+    monkeypatch.setattr(
+        "quiesce.gate_fence.CLOSE_GRACE_SECONDS", PATIENCE
+    )  # the answer is what names the thread
+    monkeypatch.setattr("quiesce.checkpoint.saver.FENCE_GRACE_SECONDS", 2 * PATIENCE)
     hung, other = local("0"), local("1")
     fence = fence_over(hung, other)
     rig = Rig(tmp_path / "run", fence=fence, fence_timeout=0.05)

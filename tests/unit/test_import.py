@@ -20,7 +20,7 @@ def _loaded_by(program: str) -> frozenset[str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=55,
     )
     lines = (line for line in finished.stderr.splitlines() if line.startswith("import time:"))
     return frozenset(line.rsplit("|", 1)[1].strip() for line in lines)

@@ -211,6 +211,7 @@ async def test_a_resumed_loader_reads_on_as_if_it_had_never_stopped(
     await check_resumes(0, shuffle=shuffle, cuts=range(13), epochs=3, size=10)
 
 
+@pytest.mark.timeout(300)  # some sixty forks
 async def test_a_resumed_loader_with_workers_reads_on_as_if_it_had_never_stopped() -> None:
     """The same with worker processes, which have read ahead: in the middle of an epoch, at its end, and after it."""
     await check_resumes(2, shuffle=True, cuts=range(2, 6), epochs=3, size=10)

@@ -136,7 +136,7 @@ async def test_an_orphan_is_swept_and_owned_rows_stay(executor: Executor) -> Non
         rig.dataplane.put({hole: {"x": np.zeros(1)}})
 
         swept = await sweep_orphans(rig.dataplane, rig.owners, executor)
-        assert await rig.owners.clears.drain(5)
+        assert await rig.owners.clears.drain(30)
 
         assert swept == 1
         assert rig.dataplane.missing([hole, *owned.keys]) == (hole,)
@@ -151,7 +151,7 @@ async def test_rows_that_a_workers_cleanup_still_has_to_clear_are_no_orphans(exe
         rig.dataplane.put({row: {"x": np.zeros(1)} for row in (*chunks, lost)})
 
         swept = await sweep_orphans(rig.dataplane, rig.owners, executor, elsewhere=lambda: chunks)
-        assert await rig.owners.clears.drain(5)
+        assert await rig.owners.clears.drain(30)
 
         assert swept == 1
         assert rig.dataplane.missing([*chunks, lost, *owned.keys]) == (lost,)
@@ -170,7 +170,7 @@ async def test_rows_that_nobody_may_clear_are_swept_once_and_named(
 
         monkeypatch.setattr(rig.owners.clears, "_clear", away)
         assert await sweep_orphans(rig.dataplane, rig.owners, executor) == 1
-        assert await rig.owners.clears.drain(5)
+        assert await rig.owners.clears.drain(30)
 
         assert rig.owners.clears.outstanding() == (hole,)
         assert await sweep_orphans(rig.dataplane, rig.owners, executor) == 0
@@ -185,7 +185,7 @@ async def test_rows_trained_and_cleared_after_the_listing_are_no_orphans(
         listed = rig.dataplane.keys()
         async with rig.owners.barrier.mutation("group_removal") as cut:
             rig.owners.evict(cut, [listed[0].group_id])
-        assert await rig.owners.clears.drain(5)
+        assert await rig.owners.clears.drain(30)
         monkeypatch.setattr(rig.dataplane, "keys", lambda: listed)
 
         assert await sweep_orphans(rig.dataplane, rig.owners, executor) == 0

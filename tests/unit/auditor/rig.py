@@ -6,6 +6,7 @@ from typing import Any
 
 from quiesce.accounting import Accounting
 from quiesce.auditor import Auditor, ViolationRecord
+from quiesce.auditor.sweep import Pace
 from quiesce.barrier import DataPlaneCheckpointBarrier
 from quiesce.buffer import ReplayBuffer
 from quiesce.checkpoint.cut import CommittedPosition
@@ -52,7 +53,12 @@ class Rig:
 
     def auditor(self, **options: Any) -> Auditor:  # noqa: ANN401 - passed on
         """Return an auditor that is started and does not sweep by itself."""
-        auditor = Auditor(self.owners, **{"dataplane": self.dataplane, **self.options, **options})
+        quick = Pace(
+            rest=0.0, least_seconds=0.0
+        )  # a machine that stalls is not answered by 30 times as much rest
+        auditor = Auditor(
+            self.owners, **{"dataplane": self.dataplane, "pace": quick, **self.options, **options}
+        )
         auditor.start(sweeping=False)
         return auditor
 

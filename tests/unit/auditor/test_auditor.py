@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from quiesce.auditor import AUDITED, Auditor, ViolationRecord, attach_auditor, read_violations
+from quiesce.auditor.sweep import Pace
 from quiesce.invariants.violation import Violation
 from quiesce.testing import in_virtual_time, settle
 from tests.unit.auditor.rig import Rig, kinds, only
@@ -171,7 +172,7 @@ async def test_it_sweeps_by_itself_and_tells_what_was_checked() -> None:
     class Has:
         owners = rig.owners
 
-    auditor = attach_auditor(Has(), dataplane=rig.dataplane)
+    auditor = attach_auditor(Has(), dataplane=rig.dataplane, pace=Pace(rest=0.0, least_seconds=0.0))
     await rig.read(2)
     checked = threading.Event()
 

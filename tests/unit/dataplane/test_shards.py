@@ -1,6 +1,7 @@
 """Rows as safetensors files."""
 
 import errno
+import gc
 import hashlib
 import json
 import os
@@ -47,7 +48,8 @@ def write_one(directory: Path, row: dict[str, torch.Tensor]) -> Path:
 
 
 def descriptors() -> set[str]:
-    """Return this process's open descriptors."""
+    """Return this process's open descriptors; what earlier tests left to the collector is closed first."""
+    gc.collect()
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
@@ -165,7 +167,7 @@ def test_a_disk_that_fills_up_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / NAME}'") as caught:
         write_one(tmp_path, {"x": torch.ones(1)})
     assert caught.value.errno == errno.ENOSPC
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_a_failing_fsync_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +180,7 @@ def test_a_failing_fsync_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(OSError, match="Input/output error"):
         write_one(tmp_path, {"x": torch.ones(1)})
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_every_file_is_fsynced_before_it_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +212,7 @@ def test_an_error_of_the_rows_leaves_nothing_open(tmp_path: Path) -> None:
     before = descriptors()
     with pytest.raises(RowCorruptError, match=f"^{text(1)}: "):
         write_shards(tmp_path, [(text(0), encode_row({"x": torch.ones(1)})), (text(1), b"nonsense")], {}, 1)
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_our_metadata_names_are_taken(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -134,10 +135,15 @@ def test_what_a_real_loop_does_was_explored(seed: int, monkeypatch: pytest.Monke
         await future
 
     monkeypatch.setattr(f"{__name__}.pause", real_pause)
-    for _ in range(20):
-        log: list[str] = []
-        asyncio.run(program(log))
-        assert tuple(log) in explored
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60.0)  # a callback of the loop is one step, as it is for the explorer
+    try:
+        for _ in range(20):
+            log: list[str] = []
+            asyncio.run(program(log))
+            assert tuple(log) in explored
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_callbacks_of_a_loop_stay_first_in_first_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -195,6 +196,9 @@ async def test_a_hung_batch_costs_its_own_calls_and_its_worker(
         gate = Gate(patched)
         hung = asyncio.create_task(engine.generate(request(task, 1)))
         await gate.wait_entered()
+    engine.config = dataclasses.replace(
+        engine.config, deadline_seconds=60.0
+    )  # of what comes: busy is not hung
 
     served = await engine.generate(request(task, 2))
     with pytest.raises(GenerationTimeoutError, match="e000-p0000001 attempt 0"):
