@@ -25,11 +25,20 @@ _SHARE: Final = b"/usr/share/prometheus/alertmanager"
 _HERE: Final = "share"
 
 
+_HELD: Final[list[socket.socket]] = []
+
+
 def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    """Return a port of the loopback interface that refuses connections until somebody listens there on purpose.
+
+    It stays bound, without listening, so that the kernel gives it to nobody who asks for any port; a server that sets
+    ``SO_REUSEADDR``, as all here do, can have it all the same.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    _HELD.append(held)
+    return int(held.getsockname()[1])
 
 
 @contextmanager

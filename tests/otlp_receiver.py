@@ -186,12 +186,3 @@ def grpc_receiver() -> Iterator[tuple[str, Received]]:
     finally:
         received.hold.set()
         server.stop(None).wait()
-
-
-def a_closed_port() -> int:
-    """Return a port on loopback that refuses connections."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -195,8 +196,7 @@ def test_a_call_that_is_held_up_counts_from_when_its_generation_ended() -> None:
 
     waited = outcome.replies
     assert len(waited) >= 5
-    assert waited[-1] > 2 * waited[0]
-    assert waited[-1] > 0.06
+    assert waited[-1] - waited[0] > 0.06  # each clear is 20 ms, each generation 5 ms
 
 
 def test_what_a_call_raises_is_raised() -> None:
@@ -212,7 +212,10 @@ def test_what_a_call_raises_is_raised() -> None:
 def test_a_clear_sleeps_once_however_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so does a put."""
     slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(
+        "quiesce.bench.reply_plane.time",
+        SimpleNamespace(sleep=slept.append, perf_counter=time.perf_counter),
+    )
     plane = ReplyPlane(0.2, 5.0)
     keys = [RowKey(1, "g", 0, 0, number) for number in range(64)]
     plane.stage(keys)

@@ -18,6 +18,9 @@ LONGEST = 500
 SHORT = 8
 """Kills of a chain in every run of the tests."""
 
+SEEDS = {"in_order": (1, 5)}
+"""Of the two chains, where not 1 and 2: with these most resumes find staged rows, however threads take turns."""
+
 UNBROKEN = {("in_order", 1): 20}
 """Of these, by sampler and seed, a single run takes so many."""
 
@@ -100,7 +103,7 @@ def test_a_run_that_is_killed_over_and_over_trains_every_prompt_once(
     name: str, pool: ForkPool, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     """Two chains with each sampler, failing rollouts and spares, one of them of a single run; every audit is clean."""
-    kills = {seed: UNBROKEN.get((name, seed), SHORT) for seed in (1, 2)}
+    kills = {seed: UNBROKEN.get((name, seed), SHORT) for seed in SEEDS.get(name, (1, 2))}
     unbroken = [seed for seed in kills if (name, seed) in UNBROKEN]
 
     found = chains(pool, name, kills, tmp_path, unbroken=unbroken)

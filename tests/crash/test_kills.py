@@ -98,6 +98,7 @@ GO_ON_EVERY = 4
 """After one kill in so many, the next life also trains, saves and is audited once more."""
 
 
+@pytest.mark.timeout(240)  # nothing in it waits: it takes as long as the machine takes
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_kill_at_any_operation_leaves_a_whole_newest_checkpoint(

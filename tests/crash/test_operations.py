@@ -108,6 +108,7 @@ def normal(path: str) -> str:
 
 
 @pytest.mark.distribution
+@pytest.mark.timeout(240)  # nothing in it waits: it takes as long as the machine takes
 def test_the_kernel_sees_what_the_watch_sees(
     pool: ForkPool, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:

@@ -370,7 +370,12 @@ def test_the_stack_finds_a_run_and_pages(tmp_path: Path) -> None:
             barrier = DataPlaneCheckpointBarrier(hub=hub)
             hub.fire("invariant_violated", Violation("single_owner", "critical", "It does not hold.", ()))
             until(lambda: "QuiesceOwnershipConflict" in paged(receiver), 30)
-            with urllib.request.urlopen(f"http://127.0.0.1:{web}/api/v1/targets", timeout=10) as answer:
-                active = json.load(answer)["data"]["activeTargets"]
+            until(lambda: scraped(web) == [("quiesce", "up")], 30)  # a scrape may be late now and then
             assert barrier.statistics().phase == "open"
-    assert [(each["labels"]["job"], each["health"]) for each in active] == [("quiesce", "up")]
+
+
+def scraped(port: int) -> list[tuple[str, str]]:
+    """Return what a Prometheus scrapes, and how it fares."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/targets", timeout=10) as answer:
+        active = json.load(answer)["data"]["activeTargets"]
+    return [(each["labels"]["job"], each["health"]) for each in active]

@@ -3,7 +3,8 @@
 It says one line of JSON when it is where the test wants it, waits for a line, says when it goes on, and ends as it was
 told to. Its barrier is built when the module is imported, so a spawned child, which imports it again, builds one too.
 ``TROUBLE`` in its environment is what it has to live with: ``disk``, a recorder that may fill the disk; ``files``, files
-that cannot become long; ``observer``, one that raises whatever it is told.
+that cannot become long; ``observer``, one that raises whatever it is told. ``FLUSH`` is for how many seconds it flushes
+at most.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TROUBLE == "files":
 
 BARRIER = DataPlaneCheckpointBarrier()
 SLOTS = 2_000
-FLUSH_SECONDS = 0.3
+FLUSH_SECONDS = float(os.environ.get("FLUSH", "0.3"))
 BATCHES = 1_000
 
 

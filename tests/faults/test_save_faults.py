@@ -27,6 +27,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     await rig.finished()
     await rig.save()
     await rig.train([await rig.finished()])
+    rig.run.journal.sync()  # its thread writes nothing into what a test watches
     yield rig
     await rig.close()
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from quiesce.telemetry.recording import Recording
-from tests.otlp_receiver import a_closed_port
+from tests.alert_stack import free_port
 from tests.unit.telemetry.exposition import parse_classic
 
 pytestmark = pytest.mark.distribution
@@ -84,7 +84,7 @@ class Scene:
         self.urls = [worker.line() for worker in self.workers]
         config = folder / "prometheus.yml"
         config.write_text(CONFIG.format(targets=self.targets))
-        port = a_closed_port()
+        port = free_port()
         self.base = f"http://127.0.0.1:{port}/api/v1"
         self.log = folder / "prometheus.log"
         with self.log.open("wb") as log:

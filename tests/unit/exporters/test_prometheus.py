@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 from quiesce.errors import PortUnavailableError
 from quiesce_exporters.prometheus import CONCURRENT_SCRAPES, MetricsServer, serve
+from tests.alert_stack import free_port
 from tests.unit.telemetry.exposition import parse_classic, parse_openmetrics
 
 PROMETHEUS_ACCEPT = (
@@ -214,6 +215,8 @@ class TestStorms:
             for scraper in scrapers:
                 scraper.join(30)
             assert answers == [200] * CONCURRENT_SCRAPES
+            while running.scrapes:  # a client has its answer before its handler is over
+                time.sleep(0.001)
             assert get(running, "/metrics")[0] == 200
         finally:
             go_on.set()
@@ -258,7 +261,7 @@ class TestLife:
 
     def test_a_port_is_free_again_at_once(self, registry: CollectorRegistry) -> None:
         """A restart does not wait for old connections; closing twice changes nothing."""
-        first = serve(registry, "127.0.0.1", 0)
+        first = serve(registry, "127.0.0.1", free_port())
         get(first, "/metrics")
         first.close()
         first.close()

@@ -29,7 +29,7 @@ from quiesce.telemetry.slot_spans import SlotColumns, SpanParts
 from quiesce_exporters import recorder_files
 from quiesce_exporters.recorder import Recorder, make_recorder
 
-NOW = time.time_ns() + 3600 * 10**9  # later than any file of these tests is begun
+NOW = time.time_ns() + 30 * 86_400 * 10**9  # later than any file of these tests is begun
 SPAN = FinishedSpan(
     "quiesce.checkpoint",
     2**127 + 5,

@@ -1,6 +1,5 @@
 """The textfile sink: whole files, no timestamps, run and role on every sample, gone at the end."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -81,7 +80,7 @@ def test_a_forked_child_neither_writes_nor_removes(tmp_path: Path, monkeypatch: 
     """The file is the parent's."""
     sink = Textfile(tmp_path, run="r", role="controller")
     sink.samples(families(3), 1.0)
-    monkeypatch.setattr(os, "getpid", lambda: -1)
+    monkeypatch.setattr(sink, "_pid", -1)
     sink.samples(families(4), 2.0)
     sink.close(1.0)
     assert " 3.0" in sink.path.read_text()

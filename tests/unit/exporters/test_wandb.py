@@ -32,6 +32,8 @@ def records(path: Path) -> Iterator[bytes]:
             continue
         _, length, kind = struct.unpack_from("<IHB", data, position)
         position += 7
+        if position + length > len(data):
+            return  # it is being written
         whole += data[position : position + length]
         position += length
         if kind in {1, 4}:  # a record in one piece, or the last piece of one

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -533,6 +534,35 @@ class TestThread:
         assert await asyncio.to_thread(run.flush, 10.0)
 
         assert len(kept.named("quiesce.slot")) == 300
+        run.close()
+
+    async def test_a_flush_waits_until_what_was_converted_is_in_the_pipeline(self) -> None:
+        """A span that has been made and not been handed over would be missing in whatever the flush was for."""
+        hub, kept = Hub(strict=True), Kept()
+        run = RunTelemetry(hub, sinks={"kept": kept}, budget=0)
+        converter = run.converter
+        hand_over = converter._hand_over  # noqa: SLF001 - the moment of it
+        held, may_go = threading.Event(), threading.Event()
+
+        def late() -> None:
+            if converter.statistics().made:
+                held.set()
+                assert may_go.wait(30)
+            hand_over()
+
+        converter._hand_over = late  # type: ignore[method-assign] # noqa: SLF001 - as above
+        run.start()
+        try:
+            async with DataPlaneCheckpointBarrier(hub=hub).mutation("retry"):
+                pass
+            assert await asyncio.to_thread(held.wait, 30)
+
+            assert not converter.flush(0.05)
+        finally:
+            may_go.set()
+        assert converter.flush(30)
+        assert run.pipeline.flush(30)
+        assert len(kept.named("quiesce.slot")) == 1
         run.close()
 
     def test_what_it_cannot_make_a_span_of_is_counted_and_it_goes_on(

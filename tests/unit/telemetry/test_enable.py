@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -20,6 +21,7 @@ from quiesce.errors import ExporterMissingError, PortUnavailableError, Telemetry
 from quiesce.observers import Hub, default_hub
 from quiesce.telemetry import enable
 from quiesce.telemetry.enable import ENDPOINT_FILE, enable_metrics, find_exporter
+from quiesce.telemetry.handle import HANDLES
 from quiesce.telemetry.sinks import MakeSink, find_sink
 from quiesce_exporters.prometheus import serve
 from tests.unit.telemetry.telling import Kept
@@ -58,6 +60,15 @@ class FakeServer:
 def hub() -> Hub:
     """A strict hub of the test's own."""
     return Hub(strict=True)
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Close what a test leaves open, for the tests after it."""
+    before = set(HANDLES)
+    yield
+    for handle in set(HANDLES) - before:
+        handle.close()
 
 
 @contextmanager
@@ -243,7 +254,13 @@ class TestClosing:
         server = FakeServer()
         handle = enable_metrics("r", 0, hub=hub, serve=server)
         slept: list[tuple[float, int]] = []
-        monkeypatch.setattr(time, "sleep", lambda seconds: slept.append((seconds, server.started[0].closed)))
+        monkeypatch.setattr(
+            "quiesce.telemetry.handle.time",
+            SimpleNamespace(
+                sleep=lambda seconds: slept.append((seconds, server.started[0].closed)),
+                perf_counter_ns=time.perf_counter_ns,
+            ),
+        )
 
         handle.close(linger=15.0)
 

@@ -14,6 +14,7 @@ from quiesce.telemetry import pipeline as module
 from quiesce.telemetry.finished import FinishedSpan
 from quiesce.telemetry.pipeline import Pipeline
 from quiesce.telemetry.slot_spans import SlotColumns
+from tests.alert_receiver import until
 from tests.unit.telemetry.telling import Kept
 
 
@@ -218,15 +219,25 @@ def test_samples_are_read_once_a_period_for_all_sinks() -> None:
         reads.append(1)
         return [GaugeMetricFamily("quiesce_x", "help", 1.0)]
 
-    one, two = Kept(), Kept()
+    seen: list[int] = []
+    both = threading.Barrier(2, action=lambda: seen.append(len(reads)))
+
+    class Meets(Kept):
+        """Waits for the other one at its first samples, so that neither comes to its second before."""
+
+        def samples(self, families: Sequence[Metric], unix_time: float) -> None:
+            first = not self.families
+            super().samples(families, unix_time)
+            if first:
+                both.wait(30)
+
+    one, two = Meets(), Meets()
     pipeline = Pipeline({"one": one, "two": two}, collect=collect, sample_seconds=0.2)
-    until = time.monotonic() + 10
-    while not (one.families and two.families) and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: bool(seen), 30)
 
     assert [family.name for family in one.families] == ["quiesce_x"]
     assert one.families == two.families
-    assert len(reads) <= 2
+    assert seen[0] <= 2
     pipeline.close()
     assert len(reads) >= 2  # the last state is told at the end
 
@@ -278,8 +289,11 @@ def test_the_last_sample_is_read_once_for_all_that_take_spans() -> None:
     assert all(sink.families for sink in sinks.values())
 
 
-def test_the_last_sample_does_not_wait_for_a_sink_that_hangs(hangs: Hangs) -> None:
+def test_the_last_sample_does_not_wait_for_a_sink_that_hangs(
+    hangs: Hangs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is taken while there is time to write it; a sink that takes no spans does not wait at all."""
+    monkeypatch.setattr(module, "_LAST_SAMPLE_SECONDS", 9.0)
     kept, numbers = Kept(), Numbers()
     pipeline = Pipeline(
         {"hangs": hangs, "kept": kept, "numbers": numbers},
@@ -289,11 +303,14 @@ def test_the_last_sample_does_not_wait_for_a_sink_that_hangs(hangs: Hangs) -> No
     pipeline.put_spans(spans(5))
     assert hangs.entered.wait(10)
 
-    pipeline.close(1.0)
+    closing = threading.Thread(target=pipeline.close, args=(10.0,))
+    closing.start()
+    until(lambda: bool(kept.closed), 20)
+    hangs.go.set()
+    closing.join(20)
 
     assert [family.name for family in kept.families] == ["quiesce_x"]
-    assert kept.closed
-    assert numbers.closed[0] > 0.8
+    assert numbers.closed[0] > 9.0  # of the ten seconds, so it did not wait for the others' last sample
 
 
 def test_the_period_of_samples_grows_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,6 +158,7 @@ class Converter:
         self._story = Story(tracing, self._unix, observer.identities)
         self._windows = self._story.windows
         self._told = 0
+        self._done = (0, 0)
         self._made = 0
         self._sampled = 0
         self._lost = 0
@@ -218,7 +219,7 @@ class Converter:
         """
         until = time.monotonic() + deadline_seconds
         slots, notes = self._recorder.position, self._observer.noted - self._observer.dropped
-        while self._read < slots or self._told < notes:
+        while self._done[0] < slots or self._done[1] < notes:
             if time.monotonic() >= until or not self._thread.is_alive():
                 return False
             self._ring()
@@ -331,6 +332,11 @@ class Converter:
         except Exception:  # noqa: BLE001 - whatever a foreign provider raises, say
             self._wrong("spans could not be made")
             return False
+        finally:
+            self._done = (
+                self._read,
+                self._told,
+            )  # only now, because what was read may not have been handed over
         return more
 
     def _wrong(self, what: str, *args: object) -> None:
@@ -354,7 +360,6 @@ class Converter:
         left = iter(records)
         while True:
             try:
-                # Before the slots of this batch count as read, because flush() looks at it.
                 if columns is None:
                     for record in left:
                         self._convert_slot(record)
