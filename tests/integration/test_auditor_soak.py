@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from quiesce.auditor import read_violations
+from quiesce.checkpoint.loading import find_checkpoints
 from tests.conftest import TRIED
 from tests.run_rig import SAMPLERS
 
@@ -102,7 +103,7 @@ def lives(
                 met[told["outcome"]] += 1
                 if told["outcome"] == "finished":
                     break
-            before, saved = saved, any((Path(path) / "checkpoints").glob("step_*"))
+            before, saved = saved, bool(find_checkpoints(Path(path) / "checkpoints"))
             met["resumes"] += before
             if not saved:  # killed before there was anything to resume
                 path = f"{path}'"
