@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from quiesce import Controller
 from quiesce.audit_config import AuditConfig
 from quiesce.auditor import Auditor, Pace, read_violations
 from quiesce.checkpoint.loading import find_checkpoints
+from quiesce.cleanup import BackgroundCleanup
 from quiesce.errors import ConfigError, RunError
 from quiesce.invariants import Violation
 from quiesce.telemetry import names
@@ -22,6 +24,7 @@ from quiesce.telemetry.collector import QuiesceCollector
 from quiesce.telemetry.metrics import MetricsObserver
 from quiesce.testing import in_virtual_time
 from quiesce.training import TrainBatch
+from quiesce.types import RowKey
 from tests.run_rig import CrashError, Run, sampler
 
 HERE = "tests.unit.test_controller_audit"
@@ -376,3 +379,32 @@ async def test_a_run_that_allows_drills_hands_out_its_parts_and_outlives_its_des
         "folder",
         "hub",
     }
+
+
+@in_virtual_time
+async def test_what_a_restore_hands_over_is_cleared_before_the_auditor_s_eyes(tmp_path: Path) -> None:
+    """A clear whose permit nobody saw granted could not be told from one without a permit."""
+    run = with_audit(tmp_path)
+    listened: list[bool] = []
+    granted = threading.Event()
+
+    class Clears:
+        def permit_granted(self, worker: str, *_: object) -> None:
+            if worker == "controller":
+                listened.append(run.controller.auditor is not None)
+                granted.set()
+
+    begin = BackgroundCleanup.start
+
+    def at_once(cleanup: BackgroundCleanup) -> None:
+        cleanup.hand_over(
+            [RowKey(1, "e000-p0000000", 0, 7, 0)]
+        )  # as a restore does with rows of a lost attempt
+        begin(cleanup)
+        assert granted.wait(20)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BackgroundCleanup, "start", at_once)
+        await run.go(observers=(Clears(),), max_steps=1)
+
+    assert listened[0]

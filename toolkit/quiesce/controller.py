@@ -305,13 +305,13 @@ class Controller:
             restored = await self._restore(loaded, owners, admission, dataplane)
             staged = restored.staged
         self._owners = owners
-        cleanup.start()
         stack.push_async_callback(self._workers.detach)  # also if attaching them fails half-way
         await self._workers.attach(dataplane, fence)
         # Nothing has moved since the restore, and nothing moves before the first prompt.
         self._auditor = self._audit(owners, dataplane, loaded) if self.config.audit.enabled else None
         if self._auditor is not None:
             stack.push_async_callback(self._auditor.aclose)
+        cleanup.start()  # what the restore has handed over is cleared before the auditor's eyes
         checkpointer = self._checkpointer(owners, admission, dataplane, loaded, fence)
         stack.push_async_callback(checkpointer.close)
         if self._sync_weights is not None:

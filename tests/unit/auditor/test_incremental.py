@@ -6,6 +6,7 @@ import pytest
 
 from quiesce.auditor import Auditor
 from quiesce.checkpoint.cut import PARTS
+from quiesce.observers import Hub
 from tests.unit.auditor.rig import Rig, kinds, only
 
 
@@ -243,6 +244,38 @@ async def test_a_clear_under_a_closed_gate_is_a_fault() -> None:
 
     assert kinds(auditor) == {"gate_is_respected": 1}
     assert "started a clear" in only(auditor).message
+
+
+async def test_threads_that_clear_while_the_auditor_comes_or_goes_are_no_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Hooks are added and removed one after the other: a grant that falls in between is heard by nobody."""
+    rig = Rig()
+    auditor = Auditor(rig.owners, dataplane=rig.dataplane)
+    subscribe, unsubscribe = Hub.subscribe, Hub.unsubscribe
+
+    def coming(hub: Hub, observer: object) -> None:
+        if observer is auditor.events:
+            auditor.events.permit_released("0", 1, 0)
+            auditor.events.clear_started("0", 2, 1)
+        subscribe(hub, observer)
+
+    def going(hub: Hub, observer: object) -> None:
+        if observer is auditor.events:
+            auditor.events.clear_started("0", 8, 1)
+        unsubscribe(hub, observer)
+
+    monkeypatch.setattr(Hub, "subscribe", coming)
+    monkeypatch.setattr(Hub, "unsubscribe", going)
+    auditor.start(sweeping=False)
+    for sequence in (2, 4, 6):
+        fire(rig, "permit_granted", "0", sequence, 0)
+        fire(rig, "clear_started", "0", sequence, 1)
+        fire(rig, "permit_released", "0", sequence + 1, 0)
+    await auditor.aclose()
+
+    assert auditor.events.gates_seen
+    assert kinds(auditor) == {}
 
 
 async def test_gate_events_that_pile_up_are_judged_by_whoever_reports_the_next() -> None:

@@ -206,6 +206,21 @@ def test_a_log_that_starts_in_the_middle_is_not_blamed_for_what_it_lacks() -> No
     assert len(messages([released(41), closing(42), granted(43)])) == 1
 
 
+def test_a_thread_that_held_its_permit_before_anybody_listened_is_not_blamed() -> None:
+    """Its grant is in no log that begins later; once something of it is, or of the gate's beginning, all is."""
+
+    def live(*events: GateEvent) -> list[str]:
+        checker = GateChecker()
+        return [found.message for event in events for found in checker.see(event)]
+
+    before = clear(5, thread=1)
+    assert live(before) == []
+    assert live(before, released(6, thread=1), granted(7, thread=1), clear(7, thread=1)) == []
+    unheld = "the gate of worker '0' started a clear under permit 5, which its thread does not hold"
+    assert live(released(4, thread=1), before) == [unheld]
+    assert live(granted(1, thread=2), before) == [unheld]
+
+
 def test_an_event_that_never_arrives_does_not_stop_a_live_checker() -> None:
     """It goes on without it, keeps no more than it was told to, and ignores the event if it comes after all."""
     checker = GateChecker(max_early=4)

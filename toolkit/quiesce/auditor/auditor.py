@@ -202,6 +202,7 @@ class Auditor:
         """
         self._loop = asyncio.get_running_loop()
         self._hub.subscribe(self.events)
+        self.events.hear_gates(True)
         self._hub.subscribe(self)
         for check in self._checks:
             if check.listens:
@@ -215,6 +216,7 @@ class Auditor:
     async def aclose(self) -> None:
         """Stop, tell and write down what is left. A record that cannot be written within a deadline is given up."""
         self._closed = True
+        self.events.hear_gates(False)
         for observer in (self.events, self, *self._checks):
             self._hub.unsubscribe(observer)
         if self._task is not None:

@@ -54,6 +54,10 @@ _get_ident: Final = threading.get_ident
 Report = Callable[[Violation, "Origin"], None]
 
 
+def _unheard(_event: tuple[str, str, int, str, str, int]) -> None:
+    """Stand for the log of gate events while nobody listens."""
+
+
 class Incremental:
     """Judges events.
 
@@ -115,7 +119,7 @@ class Incremental:
         self._late: set[tuple[str, str]] = set()
         self._gates = GateChecker()
         self._gate_log: deque[tuple[str, str, int, str, str, int]] = deque()
-        self._log_gate = self._gate_log.append
+        self._log_gate: Callable[[tuple[str, str, int, str, str, int]], None] = _unheard
         self._gate_lock = threading.Lock()
         self._seed()
 
@@ -362,6 +366,14 @@ class Incremental:
         return True
 
     # ----------------------------------------------------------------------------------------------------- gates
+
+    def hear_gates(self, heard: bool) -> None:  # noqa: FBT001 - on or off
+        """Begin or cease to write down what gates report, all their hooks at one moment.
+
+        A hub adds and removes an observer's hooks one after the other, and threads go on reporting meanwhile: one whose
+        grant was not heard and whose clear was would seem to clear without a permit.
+        """
+        self._log_gate = self._gate_log.append if heard else _unheard
 
     def permit_granted(self, worker: str, sequence: int, wait_ns: int) -> None:
         """Write it down, in the order of arrival; a writer does not wait for its judgement."""

@@ -14,6 +14,8 @@ a closed gate grants a permit        a grant between a closing and the reopening
 a close does not wait                it was answered ``closed`` while permits were out
 a clear runs beside the cut          it starts although a close was answered ``closed`` since its
                                      permit was granted, or in a thread that holds no such permit
+                                     (judged live: if its grant would have been heard, because the
+                                     gate's first event was, or anything of the thread)
 an epoch goes back                   a closing for an epoch that is not later than the one before
 a late reopen opens a later close    a reopening of an epoch before the one that closed the gate
 a permit is given back twice         more releases than grants
@@ -130,6 +132,8 @@ class _Gate:
     missing: set[int] = field(default_factory=set)
     reported: dict[int, int] = field(default_factory=dict)
     holding: dict[int, int] = field(default_factory=dict)
+    begun: bool = False
+    """Whether its first event has arrived: nothing that a thread held was granted before somebody listened."""
     answered: int = -1
 
 
@@ -138,7 +142,7 @@ class GateChecker:
 
     Args:
         max_early: How many events of one gate are kept because one before them has not arrived; None keeps
-            all, until :meth:`flush`.
+            all, until :meth:`flush`: the log is a whole one.
     """
 
     def __init__(self, max_early: int | None = MAX_EARLY) -> None:
@@ -154,9 +158,16 @@ class GateChecker:
             gate = self._gates[worker] = _Gate()
         found: list[Violation] = []
         if hook == "clear_started":
-            if gate.answered > sequence or (thread and gate.holding.get(thread) != sequence):
+            if gate.answered > sequence or (
+                thread
+                and gate.holding.get(thread) != sequence
+                # Where somebody may have begun to listen later, its grant may have come before.
+                and (self._max_early is None or gate.begun or thread in gate.reported)
+            ):
                 self._clear(gate, event, found)
             return found
+        if sequence % SEQUENCES_PER_GATE == 1:
+            gate.begun = True
         in_order = sequence == gate.last + 1 and sequence and not gate.early  # as nearly all are
         if thread:
             if not in_order and sequence < gate.reported.get(thread, -1):
