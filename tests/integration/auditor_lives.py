@@ -49,7 +49,7 @@ def life(
         seed: How long everything takes, and what fails.
         prompts: Size of the dataset.
         resume: Whether to go on from the newest checkpoint.
-        kill_after: Seconds until SIGKILL; 0 for none.
+        kill_after: Seconds until SIGKILL, in one life of four from its very start; 0 for none.
         stop_after: Seconds until the run is asked to stop; 0 for not at all.
     """
     chance, delay = random.Random(f"{name} {seed} {resume} {kill_after}"), delays(seed, SLOWEST_ROLLOUT)
@@ -83,11 +83,26 @@ def life(
         },
     )
 
+    def kill_soon() -> None:
+        asyncio.get_running_loop().call_later(kill_after, os.kill, os.getpid(), signal.SIGKILL)
+
+    class Kills:
+        """Counts the seconds from when there is a run, of which a busy machine is long in making one."""
+
+        def run_state_changed(self, state: str) -> None:
+            if state == "running":
+                kill_soon()
+
     async def lived() -> dict[str, Any]:
-        if kill_after:
-            asyncio.get_running_loop().call_later(kill_after, os.kill, os.getpid(), signal.SIGKILL)
+        from_its_start = chance.random() < 1 / 4
+        if kill_after and from_its_start:
+            kill_soon()
         summary = await run.go(
-            resume=resume, stop_after=stop_after or None, controller=Watched, workers=worker
+            resume=resume,
+            stop_after=stop_after or None,
+            controller=Watched,
+            workers=worker,
+            observers=(Kills(),) if kill_after and not from_its_start else (),
         )
         auditor = run.controller.auditor
         assert auditor is not None
