@@ -102,6 +102,6 @@ def browse(page: Path, scratch: Path, theme: str, width: int, *more: str) -> str
         ],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=200,
         check=True,
     ).stdout

@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -100,7 +99,7 @@ class Scene:
         """Ask Prometheus through the server; return the values, or None while it is away."""
         try:
             told = self.get(f"/api/prometheus/query?query={urllib.parse.quote(expression)}")
-        except urllib.error.HTTPError:
+        except OSError:
             return None
         return [float(one["value"][1]) for one in told["data"]["result"]]
 
@@ -139,7 +138,7 @@ class Scene:
         """Say whether a trace is in the recording."""
         try:
             return bool(self.get(f"/api/trace/{trace_id}")["spans"])
-        except urllib.error.HTTPError:
+        except OSError:
             return False
 
     def child(self, name: str, *, other_than: int = 0) -> int:
@@ -178,7 +177,9 @@ def opened_scene(folder: Path, *names: str) -> Iterator[Scene]:
     subprocess.run(["scripts/fetch_browser.sh"], cwd=ROOT, check=True, timeout=600)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+            executable_path=CHROMIUM,
+            timeout=PATIENCE_MS,
+            args=["--no-sandbox", "--disable-gpu", "--hide-scrollbars"],
         )
         try:
             made = Scene(folder, browser, names)

@@ -71,7 +71,8 @@ def prompts(run: Path) -> dict[str, int]:
 
     for part in ("ledger.json", "buffer.json"):
         for path in (run / "checkpoints").glob(f"step_*/{part}"):
-            walk(json.loads(path.read_bytes()))
+            if ".tmp" not in path.parent.name:  # which a kill may have left half written
+                walk(json.loads(path.read_bytes()))
     return found
 
 

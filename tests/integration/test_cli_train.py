@@ -49,7 +49,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=200,
         check=False,
         env={**os.environ, "PYTHONWARNINGS": "default"},
     )

@@ -52,7 +52,7 @@ def run(
         env={**clean, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_run_is_one_clear_line(
 ) -> None:
     """With the exit code that a shell would give."""
     done = subprocess.run(
-        [*QUIESCE, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
+        [*QUIESCE, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == code
     assert told in done.stderr.splitlines()[-1]

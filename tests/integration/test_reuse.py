@@ -75,8 +75,9 @@ def test_a_run_killed_in_the_middle_of_generating_goes_on_from_its_tokens(
     held = gate("call:quiesce_grpo.call_rows:CallRows.stage", 6, "hook:train_step_ended")
     run = zygote.start("train", *LONG, "--run-dir", str(run_dir), cwd=tmp_path, hooks=[held.hook])
     held.wait(run)
-    before = wait_for_staged(run, run_dir)
+    wait_for_staged(run, run_dir)
     run.kill()
+    before = staged(run_dir)  # of the newest checkpoint, which may be another one by now
     found = audit(run_dir)
     assert found["ok"], found["violations"]
     told = tmp_path / "trained.jsonl"

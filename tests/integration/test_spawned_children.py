@@ -85,7 +85,7 @@ def run(
         env={**clean, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

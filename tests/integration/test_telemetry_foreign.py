@@ -119,7 +119,7 @@ def foreign(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         env=clean,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=True,
     )
     (folder / "spans.jsonl").unlink()
@@ -133,7 +133,7 @@ def foreign(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             env=clean,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=200,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -254,7 +254,7 @@ def executed(folder: Path, program: str, *options: str) -> subprocess.CompletedP
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
 

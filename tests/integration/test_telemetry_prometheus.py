@@ -223,7 +223,7 @@ def the_dead_are_gone(scene: Scene) -> None:
     """By the next scrape, however a process ended; one that was told to end withdraws its target as well."""
     active = 'sum(quiesce_mutation_slots{state="active"})'
     killed, told = scene.workers[:2]
-    assert scene.value(active) == WORKERS
+    scene.until(active, WORKERS)
 
     assert killed.end(signal.SIGKILL) == -signal.SIGKILL
     scene.until(active, WORKERS - 1)

@@ -5,6 +5,8 @@ import logging
 import os
 import socket
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -340,3 +342,26 @@ class TestExporters:
         with pytest.raises(ExporterMissingError, match=r"'carrier-pigeon'.*quiesce\.exporters"):
             enable_metrics("r", 0, hub=hub, serve="carrier-pigeon")
         assert not hub.slot_closed
+
+
+DRAWS = """
+import random, sys
+from quiesce.observers import Hub
+from quiesce.telemetry.enable import enable_metrics
+random.seed(7)
+if sys.argv[1:]:
+    enable_metrics("r", 0, hub=Hub(), run_dir=sys.argv[1], exporters=["recorder"]).close()
+    assert "rich" in sys.modules, "there is nothing here that could draw"
+print(random.random())
+"""
+
+
+def test_a_program_draws_the_same_numbers_with_telemetry(tmp_path: Path) -> None:
+    """Nothing of it, nor what it imports, draws from Python's shared generator."""
+    drawn = [
+        subprocess.run(
+            [sys.executable, "-c", DRAWS, *arguments], capture_output=True, text=True, check=True, timeout=55
+        ).stdout
+        for arguments in ((), (str(tmp_path),))
+    ]
+    assert drawn[0] == drawn[1]

@@ -4,6 +4,7 @@ import os
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -92,6 +93,26 @@ def test_every_sink_is_given_every_span_in_order() -> None:
     assert pipeline.lanes() == {"one": {"delivered": 5}, "two": {"delivered": 5}}
     pipeline.close()
     assert len(one.closed) == 1
+
+
+def test_what_is_queued_while_a_lane_finds_nothing_is_waited_for() -> None:
+    """The thread that has just looked says that it is idle, and a flush would believe it."""
+    pipeline = Pipeline({})
+    lane = module._Lane(pipeline, "kept", Kept())  # noqa: SLF001 - its thread is never started
+
+    class Meanwhile(deque[Any]):
+        def append(self, item: object) -> None:
+            lane._idle.set()  # noqa: SLF001 - as the thread does when it has found nothing
+            super().append(item)
+
+    lane._batches, lane._events = Meanwhile(), Meanwhile()  # noqa: SLF001
+    lane._idle.set()  # noqa: SLF001
+    lane.put_event({"event": "run.state"})
+    assert not lane.idle(0)
+    lane._idle.set()  # noqa: SLF001
+    assert lane.put(module._Batch(spans(1), 1))  # noqa: SLF001
+    assert not lane.idle(0)
+    pipeline.close()
 
 
 def test_a_span_that_one_of_two_sinks_took_is_exported() -> None:

@@ -15,9 +15,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import structlog
-
 from quiesce.telemetry.log_names import log_event
+from quiesce.telemetry.undrawn import structlog
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger

@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
-import structlog
-
 from quiesce.telemetry.event_log import ABOUT, LEVELS, EventLog
 from quiesce.telemetry.log_names import log_event
+from quiesce.telemetry.undrawn import structlog
 from quiesce.types import PHASES
 
 __all__ = ["LOG_FILE", "LogObserver", "RunLog", "configure_run_log"]

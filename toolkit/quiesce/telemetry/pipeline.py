@@ -121,8 +121,8 @@ class _Lane:
             self.counts["dropped"] += len(batch.spans)
             return False
         self._put_in += len(batch.spans)
-        self._idle.clear()
         self._batches.append(batch)
+        self._idle.clear()  # only now: the thread may have found nothing a moment ago
         return True
 
     def put_event(self, event: Mapping[str, object]) -> None:
@@ -130,8 +130,8 @@ class _Lane:
         if len(self._events) >= QUEUE_EVENTS or self._stop.is_set():
             self.counts["events_dropped"] += 1
             return
-        self._idle.clear()
         self._events.append(event)
+        self._idle.clear()
 
     def flush(self) -> None:
         """Send what waits now, without waiting for more to come."""
