@@ -53,7 +53,8 @@ def quiesce(
         process = subprocess.Popen(
             [sys.executable, "-m", "quiesce.cli", *arguments],
             cwd=folder,
-            env={**os.environ, **(environment or {})},
+            # A throw-away run that is ended by a signal leaves its folder, which goes with the test's.
+            env={**os.environ, "TMPDIR": str(folder), **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
