@@ -333,10 +333,8 @@ class Converter:
             self._wrong("spans could not be made")
             return False
         finally:
-            self._done = (
-                self._read,
-                self._told,
-            )  # only now, because what was read may not have been handed over
+            # For flush(), only now: what was read may not have been handed over before.
+            self._done = self._read, self._told
         return more
 
     def _wrong(self, what: str, *args: object) -> None:
