@@ -124,9 +124,8 @@ def test_every_critical_alert_pages_through_prometheus(tmp_path: Path) -> None:
     # A dozen processes share the machine, which may take its time with windows.
     environment = {"QUIESCE_SD_DIR": str(targets), "QUIESCE_OBJECTIVES": "drain=30,exclusive=30"}
     of_training = (alert_of(DRILLS[IN_TRAINING].expected[0]), "trained")
-    objectives = (
-        "metrics.objectives={drain: 30, exclusive: 30}"  # the variable is for runs without a configuration
-    )
+    # A run with a configuration does not look at the variable.
+    objectives = "metrics.objectives={drain: 30, exclusive: 30}"
     training = ("train", *SMALL, "name=trained", "task.size=4000", "controller.audit.drills=true", objectives)
     with (
         AlertReceiver() as receiver,

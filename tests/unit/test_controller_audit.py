@@ -397,9 +397,8 @@ async def test_what_a_restore_hands_over_is_cleared_before_the_auditor_s_eyes(tm
     begin = BackgroundCleanup.start
 
     def at_once(cleanup: BackgroundCleanup) -> None:
-        cleanup.hand_over(
-            [RowKey(1, "e000-p0000000", 0, 7, 0)]
-        )  # as a restore does with rows of a lost attempt
+        # As a restore does with rows of a lost attempt.
+        cleanup.hand_over([RowKey(1, "e000-p0000000", 0, 7, 0)])
         begin(cleanup)
         assert granted.wait(20)
 

@@ -187,9 +187,8 @@ async def test_a_permit_that_stays_out_refuses_the_cut_and_names_its_holder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Worker, thread and age; and every gate is open when the error is there."""
-    monkeypatch.setattr(
-        "quiesce.gate_fence.CLOSE_GRACE_SECONDS", PATIENCE
-    )  # the answer is what names the thread
+    # A late answer would be replaced by an error that cannot name the thread.
+    monkeypatch.setattr("quiesce.gate_fence.CLOSE_GRACE_SECONDS", PATIENCE)
     hung, other = local("0"), local("1")
     fence = fence_over(hung, other)
     writer = Writer(hung.gate, "generate-7").entered()
@@ -999,9 +998,8 @@ async def test_a_save_is_refused_when_one_worker_cannot_be_fenced_and_nothing_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No window, no snapshot, no folder; every gate is open again, and the next save is published."""
-    monkeypatch.setattr(
-        "quiesce.gate_fence.CLOSE_GRACE_SECONDS", PATIENCE
-    )  # the answer is what names the thread
+    # A late answer would be replaced by an error that cannot name the thread.
+    monkeypatch.setattr("quiesce.gate_fence.CLOSE_GRACE_SECONDS", PATIENCE)
     monkeypatch.setattr("quiesce.checkpoint.saver.FENCE_GRACE_SECONDS", 2 * PATIENCE)
     hung, other = local("0"), local("1")
     fence = fence_over(hung, other)

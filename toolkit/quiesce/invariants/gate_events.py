@@ -132,8 +132,6 @@ class _Gate:
     missing: set[int] = field(default_factory=set)
     reported: dict[int, int] = field(default_factory=dict)
     holding: dict[int, int] = field(default_factory=dict)
-    begun: bool = False
-    """Whether its first event has arrived: nothing that a thread held was granted before somebody listened."""
     answered: int = -1
 
 
@@ -162,12 +160,10 @@ class GateChecker:
                 thread
                 and gate.holding.get(thread) != sequence
                 # Where somebody may have begun to listen later, its grant may have come before.
-                and (self._max_early is None or gate.begun or thread in gate.reported)
+                and (self._max_early is None or gate.whole or thread in gate.reported)
             ):
                 self._clear(gate, event, found)
             return found
-        if sequence % SEQUENCES_PER_GATE == 1:
-            gate.begun = True
         in_order = sequence == gate.last + 1 and sequence and not gate.early  # as nearly all are
         if thread:
             if not in_order and sequence < gate.reported.get(thread, -1):

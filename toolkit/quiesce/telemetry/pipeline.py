@@ -122,7 +122,7 @@ class _Lane:
             return False
         self._put_in += len(batch.spans)
         self._batches.append(batch)
-        self._idle.clear()  # only now: the thread may have found nothing a moment ago
+        self._idle.clear()  # after it, or the thread, which has just found nothing, could say so in between
         return True
 
     def put_event(self, event: Mapping[str, object]) -> None:
